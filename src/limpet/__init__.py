@@ -1,0 +1,55 @@
+"""Limpet: a crawler that cannot lose its place.
+
+What a user writes is imported from here; everything else has its place in a module of its own.
+"""
+
+from __future__ import annotations
+
+from limpet.engine.request import Request
+from limpet.engine.spider import Spider
+from limpet.engine.tx import Tx
+from limpet.errors import (
+    Blocked,
+    Dead,
+    FetchError,
+    HandlerRevoked,
+    LimpetError,
+    Missing,
+    OwnershipLost,
+    RecordError,
+    Retry,
+    Skip,
+    StoreError,
+    UsageError,
+)
+from limpet.fetch.page import Anchor, Page
+from limpet.reading import open
+from limpet.record import field, record
+from limpet.url import KeyProfile, SiteRule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Anchor",
+    "Blocked",
+    "Dead",
+    "FetchError",
+    "HandlerRevoked",
+    "KeyProfile",
+    "LimpetError",
+    "Missing",
+    "OwnershipLost",
+    "Page",
+    "RecordError",
+    "Request",
+    "Retry",
+    "SiteRule",
+    "Skip",
+    "Spider",
+    "StoreError",
+    "Tx",
+    "UsageError",
+    "field",
+    "open",
+    "record",
+]

@@ -1,0 +1,116 @@
+"""`limpet dead`, `limpet export`, `limpet verify`: what is there, and the proof of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import BinaryIO
+
+from limpet.cli import database
+from limpet.cli.exits import Exit
+from limpet.cli.printing import count, cut, moment, note, say, say_json, table
+from limpet.errors import UsageError
+from limpet.store.atomic import is_special, whole_file
+from limpet.store.export import Choice, DatasetRow, Tally, choose, chunks, every
+from limpet.store.views import DeadLetter, dead_letters, snapshot
+
+#: Characters of a message in the list of dead letters; --detail prints all.
+DETAIL_CHARS = 100
+
+
+# -- dead -------------------------------------------------------------------------------------
+
+
+def dead(args: argparse.Namespace) -> int:
+    """List the dead letters."""
+    with database.read(args) as store:
+        for job in database.jobs_of(store, args):
+            with snapshot(store.db) as db:
+                letters = dead_letters(db, job, reason=args.reason or "")
+                shown = islice(letters, args.limit) if args.limit else letters
+                number = 0
+                for letter in shown:
+                    number += 1
+                    if args.json:
+                        say_json({"job": job.name, **asdict(letter)})
+                    else:
+                        say(_letter(letter, whole=args.detail))
+                more = args.limit and next(letters, None) is not None
+            if not args.json:
+                note(f"{job.name}: {count(number, 'dead letter')}" + (", and more: --limit 0 lists all" if more else ""))
+    return Exit.COMPLETE
+
+
+def _letter(letter: DeadLetter, *, whole: bool) -> str:
+    line = f"{letter.text}\n    {letter.reason}, after {count(letter.tries, 'try', 'tries')}, {moment(letter.at_ms)}"
+    if not letter.detail:
+        return line
+    if whole:
+        return "\n".join([line, *(f"    {text}" for text in letter.detail.rstrip().splitlines())])
+    return f"{line}\n    {cut(letter.detail.rstrip().splitlines()[-1].strip(), DETAIL_CHARS)}"
+
+
+# -- export -----------------------------------------------------------------------------------
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write a dataset in key order; the digest goes to stderr where the rows go to stdout."""
+    if args.slot is not None and args.all_slots:
+        raise UsageError("--slot names one slot, --all-slots takes them all: give one of the two")
+    with database.read(args) as store, snapshot(store.db) as db:
+        if args.dataset is None:
+            return _list(args, store.db.place, every(db))
+        choice = choose(db, args.dataset, spider=args.spider or "", slot=args.slot, all_slots=args.all_slots)
+        tally = Tally()
+        pieces = chunks(db, choice, args.format, tally)
+        if args.output is None or args.output == "-":
+            sys.stdout.flush()
+            _write(sys.stdout.buffer, pieces)
+        elif is_special(args.output):
+            with open(args.output, "wb") as device:
+                _write(device, pieces)
+        else:
+            with whole_file(args.output) as part, open(part, "wb") as file:
+                _write(file, pieces)
+    _show(args, choice, tally)
+    return Exit.COMPLETE
+
+
+def _write(file: BinaryIO, pieces: Iterator[bytes]) -> None:
+    for piece in pieces:
+        file.write(piece)
+    file.flush()
+
+
+def _show(args: argparse.Namespace, choice: Choice, tally: Tally) -> None:
+    to_stdout = args.output in (None, "-")
+    if args.json and not to_stdout:
+        size = os.path.getsize(args.output) if not is_special(args.output) else None
+        facts = {
+            "dataset": choice.type.name,
+            "rows": tally.rows,
+            "sha256": tally.sha256,
+            "format": args.format,
+            "file": args.output,
+            "bytes": size,
+        }
+        say_json(facts)
+        return
+    line = f"{choice.type.name}: {count(tally.rows, 'record')}, SHA-256 {tally.sha256}"
+    (note if to_stdout else say)(line if to_stdout else f"{line}, in {args.output}")
+
+
+def _list(args: argparse.Namespace, place: str, found: list[DatasetRow]) -> int:
+    if args.json:
+        say_json({"db": place, "datasets": [asdict(row) for row in found]})
+        return Exit.COMPLETE
+    if not found:
+        raise UsageError(f"{place} has no dataset yet")
+    rows: list[tuple[object, ...]] = [("dataset", "spider", "records", "key", "scope", "slots")]
+    rows += [(r.name, r.spider, r.rows, ", ".join(r.key), r.scope, ", ".join(map(repr, r.slots))) for r in found]
+    say(table(rows))
+    return Exit.COMPLETE

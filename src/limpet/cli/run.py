@@ -1,0 +1,110 @@
+"""`limpet run` and `limpet crawl`: one job, from what is there to what it ends in."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import BinaryIO
+
+from limpet.cli import database
+from limpet.cli.configuration import Resolved, read_file, resolve
+from limpet.cli.printing import count, duration, note, say, say_json, table
+from limpet.cli.progress import bar
+from limpet.engine.load import load
+from limpet.engine.run import Report
+from limpet.engine.run import run as run_job
+from limpet.engine.spider import Spider
+from limpet.errors import UsageError
+from limpet.store.atomic import whole_file
+
+#: Bytes of stdin that are spooled at a time.
+_SPOOL_BYTES = 2**20
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a spider, or go on with it; the exit code of its report."""
+    spider = load(args.file, name=args.spider).spider
+    resolved = resolved_for(args, spider)
+    address = database.choose(resolved, default=f"{spider.name}.db")
+    return _run_and_report(args, spider, resolved, address, args.start)
+
+
+def crawl(args: argparse.Namespace) -> int:
+    """Collect pages into the dataset `page`, without any code of the user's."""
+    from limpet.cli.pages import pages_spider
+
+    for url in args.urls:
+        _refuse_without_scheme(url)
+    spider = pages_spider(scope=args.scope, keep_body="body" in args.keep)
+    resolved = resolved_for(args, spider)
+    address = database.choose(resolved, default=f"{spider.name}.db")
+    return _run_and_report(args, spider, resolved, address, args.urls)
+
+
+def resolved_for(args: argparse.Namespace, spider: Spider) -> Resolved:
+    """The settings of a spider's run. Who asks is put into the spider, where the engine looks."""
+    own = {**spider.settings, "user_agent": spider.user_agent}
+    resolved = resolve(vars(args), os.environ, read_file(args.config), spider=spider.name, own=own)
+    spider.user_agent = resolved.extras["user_agent"]
+    return resolved
+
+
+def _run_and_report(args: argparse.Namespace, spider: Spider, resolved: Resolved, address: str, starts: Sequence[str] | None) -> int:
+    params = dict(getattr(args, "param", ()))
+    starts_from = args.starts_from
+    if starts_from == "-":
+        starts_from = spool(sys.stdin.buffer, os.path.dirname(database.file_of(address)) or os.getcwd())
+    if not args.json and sys.stderr.isatty():
+        note(f"{spider.name}: {database.place(address)}; Ctrl-C stops it, and the same command goes on")
+    with bar(quiet=args.quiet or args.json) as on_progress:
+        running = run_job(
+            spider, db=address, slot=args.slot, starts=starts, starts_from=starts_from, settings=resolved.settings, params=params,
+            on_progress=on_progress,
+        )  # fmt: skip
+        report = asyncio.run(running)
+    show(report, spider.name, address, as_json=args.json)
+    return report.exit_code
+
+
+def show(report: Report, spider: str, address: str, *, as_json: bool) -> None:
+    """Print what a run ended in, and what to do next."""
+    if as_json:
+        say_json({**report.as_json(), "db": database.place(address)})
+        return
+    say(f"{report.job}: {report.message}")
+    states = [("done", report.done), ("skipped", report.skipped), ("dead", report.dead), ("open", report.pending)]
+    say("  " + ", ".join(f"{count(number)} {state}" for state, number in states if number or state == "done"))
+    if report.records:
+        named = [(table_of.removeprefix(f"{spider}_"), number) for table_of, number in sorted(report.records.items())]
+        say(table([(name, number, "record" if number == 1 else "records") for name, number in named]))
+    if report.requests:
+        say(f"  {count(report.requests, 'request')} in {duration(report.seconds)}")
+    say(f"  database: {database.place(address)}")
+
+
+def spool(stream: BinaryIO, folder: str) -> str:
+    """Copy a stream into a file of the folder that is named after its content; its path.
+
+    The same starts give the same file, so a crawl that is run again with them goes on where it was.
+    """
+    digest = blake2b(digest_size=8)
+    half_way = os.path.join(folder, f".limpet-starts-{os.getpid()}")
+    try:
+        with whole_file(half_way) as part, open(part, "wb") as file:
+            while chunk := stream.read(_SPOOL_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+        place = os.path.join(folder, f"limpet-starts-{digest.hexdigest()}.txt")
+        os.replace(half_way, place)
+    except FileNotFoundError as error:
+        raise UsageError(f"cannot keep the starts of stdin in {folder}: {error.strerror}") from error
+    return place
+
+
+def _refuse_without_scheme(url: str) -> None:
+    if "://" not in url and not url.lower().startswith(("http:", "https:")):
+        raise UsageError(f"{url!r} is no URL: write https://{url.lstrip('/')} or http://{url.lstrip('/')}")

@@ -1,0 +1,263 @@
+"""`limpet status`: how far each job is, and the exact reason when it waits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from dataclasses import asdict
+
+from limpet.cli import database
+from limpet.cli.printing import count, cut, duration, moment, say, say_json, table
+from limpet.store.overview import PaceRow, Status
+from limpet.store.overview import status as status_of
+from limpet.store.verify import is_verified
+from limpet.task import Lane, State
+
+#: Reasons that are named beside a count; --json has them all.
+REASONS_SHOWN = 4
+#: Characters of a reason in a line.
+REASON_CHARS = 60
+
+
+def status(args: argparse.Namespace) -> int:
+    """Print how each job is."""
+    whole = True if args.full else None
+    with database.read(args) as store:
+        found = [
+            (one := status_of(store, job, whole=whole), one.is_complete and is_verified(store.db, job.id))
+            for job in database.jobs_of(store, args)
+        ]
+        place = store.db.place
+    if args.json:
+        say_json({"db": place, "jobs": [as_json(one, is_proved) for one, is_proved in found]})
+        return 0
+    for number, (one, is_proved) in enumerate(found):
+        say(("\n" if number else "") + as_text(one, is_proved, hosts_shown=args.hosts))
+    return 0
+
+
+# -- what it comes to -------------------------------------------------------------------------
+
+
+def state_of(status: Status, is_proved: bool) -> str:
+    """The state of a job, in a word or two."""
+    if status.job.halted:
+        return "halted"
+    if status.is_complete:
+        return "complete and verified" if is_proved else "complete, not yet verified"
+    if status.job.paused:
+        return "paused"
+    if any(worker.is_living for worker in status.workers):
+        return "running"
+    return "stopped" if status.books.discovered or status.sources else "empty"
+
+
+def why_it_waits(status: Status, *, machine: str = "") -> str:
+    """The exact reason why a job makes no headway; "" where it does, or has nothing left to do. Pure, but for sources' files."""
+    job, now_ms = status.job, status.books.now_ms
+    if job.halted:
+        return f"halted: {job.halted}; `limpet verify --full` names what is wrong, `limpet repair` puts tasks back"
+    if status.is_complete:
+        return ""
+    if job.paused:
+        return f"paused: {job.paused}; `limpet resume` or `limpet retry` ends it"
+    if not any(worker.is_living for worker in status.workers):
+        return _nobody_works(status)
+    if status.lock_holder and now_ms - status.books.last_ms > 5000:
+        return f"{status.lock_holder} holds the database's write lock"
+    if status.waiting_hosts:
+        return _all_hosts_wait(status.waiting_hosts)
+    if status.lanes[Lane.RUNNING].tasks or ready(status):
+        return ""
+    return _only_later(status, machine or socket.gethostname())
+
+
+def ready(status: Status) -> int:
+    """Open tasks that wait for nothing but their turn."""
+    return status.open - sum(lane.tasks for lane in status.lanes.values())
+
+
+def _nobody_works(status: Status) -> str:
+    lost = status.lanes[Lane.RUNNING].tasks
+    left = f"; the {count(lost, 'task')} it had in hand are taken over then" if lost else ""
+    return f"no worker is running: the same `limpet run` goes on with it{left}"
+
+
+def _all_hosts_wait(hosts: list[PaceRow]) -> str:
+    first, *others = hosts
+    if not any(host.pause for host in hosts):
+        delay = duration(first.delay_ms / 1000)
+        return f"at the pace of its hosts: the next request to {first.authority}, after its delay of {delay}"
+    why = f" ({first.pause})" if first.pause else ""
+    more = f", and {count(len(others), 'other host')} later" if others else ""
+    return f"every host with a task ready has to wait: {first.authority} until {moment(first.next_ms)}{why}{more}"
+
+
+def _only_later(status: Status, machine: str) -> str:
+    """What is left, where nothing is running and nothing is ready."""
+    reasons = []
+    for lane, what in (
+        (Lane.WAITING, "only retries are left"),
+        (Lane.SUSPECT, "only tasks that killed workers are left, to be run alone"),
+    ):
+        found = status.lanes[lane]
+        if found.tasks:
+            in_s = max(0.0, (found.due_ms - status.books.now_ms) / 1000)
+            reasons.append(f"{what}: {count(found.tasks)}, the first at {moment(found.due_ms)} (in {duration(in_s)})")
+    if parked := status.lanes[Lane.PARKED].tasks:
+        reasons.append(f"{count(parked, 'task')} parked: the spider has no handler for them")
+    for source in status.sources:
+        if not source.closed and source.place and (source.host != machine or not os.path.exists(source.place)):
+            reasons.append(f"the starts in {source.place} on {source.host} cannot be read from here")
+    if waiting := sum(request.waiting for request in status.requests):
+        reasons.append(f"what was asked of {count(waiting, 'shard')} is applied in their next batch")
+    return "; ".join(reasons)
+
+
+def rate_of(status: Status) -> float:
+    """Tasks ended a second, over the last minute, or over the job's whole life where that is shorter."""
+    books = status.books
+    window_s = min(60.0, max(1.0, (books.now_ms - books.first_ms) / 1000)) if books.first_ms else 60.0
+    return books.recent / window_s
+
+
+def seconds_left(status: Status) -> tuple[float, str] | None:
+    """A guess at what is left, and the host that takes longest, "" for none; None where there is no rate to go by."""
+    rate = rate_of(status)
+    if not rate or not status.open:
+        return None
+    slowest, host = status.open / rate, ""
+    delays = {pace.authority: pace.delay_ms / 1000 for pace in status.paces}
+    for row in status.hosts or []:
+        alone = row.open * delays.get(row.authority, 0.0)
+        if alone > slowest:
+            slowest, host = alone, row.authority
+    return slowest, host
+
+
+# -- JSON -------------------------------------------------------------------------------------
+
+
+def as_json(status: Status, is_proved: bool) -> dict[str, object]:
+    """A job as stable fields. What was not counted, because there is too much of it, is null."""
+    books, job = status.books, status.job
+    left = seconds_left(status)
+    return {
+        "job": job.name,
+        "spider": job.spider,
+        "slot": job.slot,
+        "state": state_of(status, is_proved),
+        "complete": status.is_complete,
+        "verified": is_proved,
+        "halted": job.halted,
+        "paused": job.paused,
+        "why": why_it_waits(status),
+        "tasks": {"known": books.discovered, **status.states},
+        "lanes": {"ready": ready(status), **{name: lane.tasks for name, lane in status.lanes.items()}},
+        "next_due_ms": min((lane.due_ms for lane in status.lanes.values() if lane.due_ms), default=None),
+        "oldest_open_ms": status.oldest_open_ms,
+        "dead_by_reason": status.dead_by_reason,
+        "skipped_by_reason": status.skipped_by_reason,
+        "hosts": None if status.hosts is None else [{"authority": row.authority, **row.states} for row in status.hosts],
+        "scheme_twins": status.scheme_twins,
+        "records": status.records,
+        "rate_per_s": round(rate_of(status), 3),
+        "eta_s": round(left[0], 1) if left else None,
+        "slowest_host": left[1] if left else "",
+        "attempts": {
+            name: getattr(books, name) for name in ("claimed", "done", "skipped", "failed", "dead", "released", "throttled", "lost")
+        },
+        "revisited": books.revisited,
+        "batches": books.batches,
+        "unproved_batches": sum(watermark - verified for _, _, watermark, verified in status.watermarks),
+        "first_ms": books.first_ms,
+        "last_ms": books.last_ms,
+        "now_ms": books.now_ms,
+        "workers": [asdict(worker) for worker in status.workers],
+        "pauses": [asdict(pace) for pace in status.paces if pace.pause or pace.errors],
+        "sources": [{"kind": s.kind, "place": s.place, "host": s.host, "position": s.position, "closed": s.closed} for s in status.sources],
+        "requests": [asdict(request) for request in status.requests],
+    }
+
+
+# -- text -------------------------------------------------------------------------------------
+
+
+def as_text(status: Status, is_proved: bool, *, hosts_shown: int) -> str:
+    """A job as people read it."""
+    lines = [f"{status.job.name}: {state_of(status, is_proved)}"]
+    if why := why_it_waits(status):
+        lines.append(f"  {why}")
+    lines.append(table(_states(status)))
+    lines += [f"  {line}" for line in (*_pace(status), *_beside(status))]
+    if status.hosts and hosts_shown:
+        lines += ["", table(_hosts(status, hosts_shown))]
+    if status.hosts is None:
+        lines.append("  hosts and reasons of skips: not counted, there are many tasks; --full counts them")
+    return "\n".join(lines)
+
+
+def _states(status: Status) -> list[tuple[object, ...]]:
+    beside = {
+        State.DEAD: _reasons(status.dead_by_reason),
+        State.SKIPPED: _reasons(status.skipped_by_reason or {}),
+        State.FAILED: f"next try {moment(status.lanes[Lane.WAITING].due_ms)}" if status.lanes[Lane.WAITING].due_ms else "",
+        State.PENDING: f"the oldest since {moment(status.oldest_open_ms)}" if status.oldest_open_ms else "",
+    }
+    order = (State.DONE, State.SKIPPED, State.DEAD, State.FAILED, State.RUNNING, State.PENDING)
+    return [(str(state), status.states[state], beside.get(state, "")) for state in order if status.states[state] or state is State.DONE]
+
+
+def _reasons(reasons: dict[str, int]) -> str:
+    named = [f"{cut(reason, REASON_CHARS)} {count(number)}" for reason, number in list(reasons.items())[:REASONS_SHOWN]]
+    more = len(reasons) - REASONS_SHOWN
+    return ", ".join([*named, *([f"and {count(more, 'reason')} more"] if more > 0 else [])])
+
+
+def _pace(status: Status) -> list[str]:
+    lines = []
+    rate = rate_of(status)
+    if status.open and rate:
+        left = seconds_left(status)
+        tail = f"; about {duration(left[0])} left{f', most of it {left[1]}' if left[1] else ''}" if left else ""
+        lines.append(f"{rate:.1f} tasks/s over the last minute{tail}")
+    lines += [
+        f"worker: process {w.pid} on {w.host}, since {moment(w.started_ms)}, {count(w.shards, 'shard')}"
+        for w in status.workers
+        if w.is_living
+    ]
+    paused = [pace for pace in status.paces if pace.pause and pace.next_ms > status.books.now_ms]
+    lines += [
+        f"host {pace.authority} waits until {moment(pace.next_ms)}: {cut(pace.pause, REASON_CHARS)}" for pace in paused[:REASONS_SHOWN]
+    ]
+    if len(paused) > REASONS_SHOWN:
+        lines.append(f"and {count(len(paused) - REASONS_SHOWN, 'other host')}")
+    return lines
+
+
+def _beside(status: Status) -> list[str]:
+    lines = []
+    if status.records:
+        lines.append("records: " + ", ".join(f"{name} {count(number)}" for name, number in status.records.items()))
+    if parked := status.lanes[Lane.PARKED].tasks:
+        lines.append(f"{count(parked, 'task')} parked: the spider has no handler for them")
+    if status.scheme_twins:
+        twins = count(status.scheme_twins, "task")
+        lines.append(f"{twins} differ from others in http and https alone; the key option merge_scheme joins them")
+    lost = status.books.lost
+    if lost:
+        lines.append(f"{count(lost, 'try', 'tries')} lost with their workers, which blames no task")
+    lines += [f"asked by {r.who}: {r.what}, not yet applied in {count(r.waiting, 'shard')}" for r in status.requests if r.waiting]
+    return lines
+
+
+def _hosts(status: Status, shown: int) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = [("host", "done", "skipped", "dead", "open")]
+    assert status.hosts is not None, "asked for only where hosts were counted"
+    for row in status.hosts[:shown]:
+        ended = [row.states.get(state, 0) for state in (State.DONE, State.SKIPPED, State.DEAD)]
+        rows.append((row.authority, *ended, row.open))
+    if len(status.hosts) > shown:
+        rows.append((f"and {count(len(status.hosts) - shown, 'host')} more",))
+    return rows

@@ -1,0 +1,245 @@
+"""What is claimed and not yet started, and which of it may start now: the pace of every host in one place.
+
+Decisions only; nothing here waits or sends. A host has a number of slots and a delay that is counted
+from the end of its last answer; robots.txt, hops and retries count too. Errors only slow a host down.
+Hosts that may start something stand in one line, so that each gets its turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+import ipaddress
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from limpet.batch import Claim, HostRow
+
+#: Hosts without claims, requests or a pause that are remembered: the memory of a broad crawl stays flat.
+IDLE_HOSTS_MAX = 20_000
+
+#: A host's delay is doubled for each failure in a row, up to this factor.
+ERROR_FACTOR_MAX = 16
+
+#: Seconds that a host waits at least after its n-th failure in a row, times n squared: errors only slow down.
+ERROR_WAIT_S = 0.05
+
+
+@dataclass(slots=True)
+class Host:
+    """The pace of one host."""
+
+    id: int
+    authority: str
+    shard: int
+    delay_s: float
+    slots: int
+    next_s: float  # nothing starts before
+    pause: str = ""  # why it waits for longer than its delay
+    active: int = 0
+    errors: int = 0
+    lined_up: bool = False  # stands in the line, or its timer is set
+    changed: bool = False  # since it was last committed
+    claims: deque[Claim] = field(default_factory=deque)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing claimed, nothing running."""
+        return not self.claims and not self.active
+
+
+class Hand:
+    """Claims in hand, by host. All times are seconds of one clock, passed in."""
+
+    def __init__(self, *, delay_s: float, slots: int, slots_with_delay: int) -> None:
+        self._delay_s = delay_s
+        self._slots = slots
+        self._slots_with_delay = slots_with_delay
+        self._line: deque[Host] = deque()
+        self._timers: list[tuple[float, int]] = []
+        self.hosts: dict[int, Host] = {}
+        self.unstarted = 0
+        self.running = 0
+
+    # -- claims come in and go out ---------------------------------------------------------
+
+    def host(self, claim: Claim, now: float) -> Host:
+        """The pace of a claim's host; a new one may start at once."""
+        host = self.hosts.get(claim.host)
+        if host is None:
+            if len(self.hosts) >= IDLE_HOSTS_MAX:
+                self._forget_idle(now)
+            loopback = is_loopback(claim.authority)
+            delay_s = (0.0 if loopback else 1.0) if self._delay_s < 0 else self._delay_s
+            slots = self._slots or (self._slots_with_delay if delay_s > 0 else 8)
+            host = self.hosts[claim.host] = Host(claim.host, claim.authority, claim.shard, delay_s, slots, now)
+        return host
+
+    def add(self, claims: Iterable[Claim], now: float) -> None:
+        """Take claims into the hand, in their order."""
+        for claim in claims:
+            host = self.host(claim, now)
+            host.claims.append(claim)
+            self.unstarted += 1
+            self._line_up(host, now)
+
+    def take(self, now: float) -> Claim | None:
+        """The next claim that may start, counted as running; None where none may yet."""
+        self._ring(now)
+        while self._line:
+            host = self._line.popleft()
+            host.lined_up = False
+            if not host.claims or host.active >= host.slots:
+                continue
+            if host.next_s > now:
+                self._line_up(host, now)
+                continue
+            claim = host.claims.popleft()
+            host.active += 1
+            self.unstarted -= 1
+            self.running += 1
+            self._line_up(host, now)
+            return claim
+        return None
+
+    def ended(self, claim: Claim, now: float, *, failed: bool = False) -> None:
+        """A task of this host has ended: its delay runs from now."""
+        host = self.hosts[claim.host]
+        host.active -= 1
+        self.running -= 1
+        host.errors = host.errors + 1 if failed else 0
+        self.answered(host, now)
+        self._line_up(host, now)
+
+    def answered(self, host: Host, now: float) -> None:
+        """An answer of this host has ended; the next request waits for its delay."""
+        wait_s = host.delay_s
+        if host.errors:
+            wait_s = max(
+                wait_s * min(2**host.errors, ERROR_FACTOR_MAX),
+                ERROR_WAIT_S * min(host.errors, 20) ** 2 if host.errors > 3 else 0.0,
+            )
+        if wait_s:
+            host.next_s = max(host.next_s, now + wait_s)
+            host.changed = True
+        if host.pause and host.next_s <= now + wait_s:
+            host.pause = ""
+            host.changed = True
+
+    def pause(self, host: Host, until_s: float, reason: str) -> list[Claim]:
+        """Nothing of this host starts before `until_s`; its unstarted claims, to be given back."""
+        if until_s > host.next_s:
+            host.next_s, host.pause, host.changed = until_s, reason, True
+        back = list(host.claims)
+        host.claims.clear()
+        self.unstarted -= len(back)
+        return back
+
+    def hold(self, host: Host, until_s: float, reason: str) -> None:
+        """A short pause: nothing of this host starts before `until_s`, and its claims stay in hand."""
+        if until_s > host.next_s:
+            host.next_s, host.pause, host.changed = until_s, reason, True
+
+    def slow(self, host: Host, delay_s: float) -> None:
+        """Raise a host's delay, as robots.txt asks: one request at a time from now on."""
+        if delay_s > host.delay_s:
+            host.delay_s, host.changed = delay_s, True
+            host.slots = self._slots or self._slots_with_delay
+
+    def drop(self, shard: int | None = None) -> list[Claim]:
+        """Every unstarted claim, or those of one shard, out of the hand."""
+        back: list[Claim] = []
+        for host in self.hosts.values():
+            if shard is None or host.shard == shard:
+                back += host.claims
+                host.claims.clear()
+        self.unstarted -= len(back)
+        return back
+
+    # -- what the worker asks --------------------------------------------------------------
+
+    def next_start_s(self) -> float | None:
+        """When the next timer rings; None where no host waits for a time."""
+        return self._timers[0][0] if self._timers else None
+
+    def startable(self, now: float) -> bool:
+        """Whether something may start now."""
+        self._ring(now)
+        return any(h.claims and h.active < h.slots and h.next_s <= now for h in self._line)
+
+    def may_take(self, host: Host, now: float, horizon_s: float) -> int:
+        """How many further tasks of this host its pace lets start within the horizon."""
+        if host.next_s > now + horizon_s:
+            return 0
+        if host.delay_s <= 0:
+            return 2**31
+        return max(0, int((now + horizon_s - max(now, host.next_s)) / host.delay_s) + 1 - len(host.claims))
+
+    def rows(self, shard: int, now: float) -> tuple[HostRow, ...]:
+        """Paces of a shard that changed since they were last committed."""
+        found = []
+        for host in self.hosts.values():
+            if host.changed and host.shard == shard:
+                host.changed = False
+                wait_ms = max(0, round((host.next_s - now) * 1000))
+                found.append(HostRow(host.id, host.authority, round(host.delay_s * 1000), wait_ms, host.pause, host.errors))
+        return tuple(found)
+
+    def restore(
+        self, host_id: int, authority: str, shard: int, *, delay_s: float, wait_s: float, pause: str, errors: int, now: float
+    ) -> None:
+        """Bring back a committed pace. After a take-over a host waits one full delay first."""
+        loopback = is_loopback(authority)
+        own = (0.0 if loopback else 1.0) if self._delay_s < 0 else self._delay_s
+        delay_s = max(delay_s, own)
+        slots = self._slots or (self._slots_with_delay if delay_s > 0 else 8)
+        self.hosts[host_id] = Host(host_id, authority, shard, delay_s, slots, now + max(wait_s, delay_s), pause, errors=errors)
+
+    def holds(self, shard: int) -> bool:
+        """Whether anything of a shard is claimed or running."""
+        return any(h.shard == shard and not h.is_idle for h in self.hosts.values())
+
+    def waiting(self, now: float) -> str:
+        """For people: the host that waits longest, and why; "" where none does."""
+        paused = [h for h in self.hosts.values() if h.pause and h.next_s > now]
+        if not paused:
+            return ""
+        last = max(paused, key=lambda h: h.next_s)
+        return f"{len(paused)} hosts paused; {last.authority} for {last.next_s - now:.0f} s: {last.pause}"
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _line_up(self, host: Host, now: float) -> None:
+        if host.lined_up or not host.claims or host.active >= host.slots:
+            return
+        host.lined_up = True
+        if host.next_s > now:
+            heapq.heappush(self._timers, (host.next_s, host.id))
+        else:
+            self._line.append(host)
+
+    def _ring(self, now: float) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            _, host_id = heapq.heappop(self._timers)
+            host = self.hosts.get(host_id)
+            if host is not None and host.lined_up:
+                host.lined_up = False
+                self._line_up(host, now)
+
+    def _forget_idle(self, now: float) -> None:
+        self.hosts = {i: h for i, h in self.hosts.items() if not h.is_idle or h.changed or h.next_s > now}
+
+
+def is_loopback(authority: str) -> bool:
+    """Whether an authority is this machine: no politeness is owed there.
+
+    >>> is_loopback("127.0.0.2:8800"), is_loopback("[::1]:80"), is_loopback("localhost.example.com")
+    (True, True, False)
+    """
+    host = authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,370 @@
+"""Running a job from what is there to what it ends in: open, join, work, verify, report.
+
+A run joins a job that is under way, says so where one is finished, and proves one that is finished but
+not yet proved. It starts another worker in the same process for as long as one loses its lease. The
+exit code follows from the rows alone: it is computed after the work, from what the database says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from limpet.engine.attempt import Lookups, Tries
+from limpet.engine.hand import Hand
+from limpet.engine.heart import boottime_s
+from limpet.engine.links import Linker
+from limpet.engine.load import code_of
+from limpet.engine.onethread import OneThread, Together
+from limpet.engine.sources import SourceReader, source_of_file, source_of_list
+from limpet.engine.spider import Spider, table_name
+from limpet.engine.threads import HandlerThreads
+from limpet.engine.tx import Terms
+from limpet.engine.watchdog import Watchdog
+from limpet.engine.worker import End, Tally, Worker
+from limpet.errors import UrlRejected, UsageError
+from limpet.fetch.http import Client
+from limpet.fetch.robots import product_token
+from limpet.scope import Scope
+from limpet.settings import Settings
+from limpet.store import jobs, standing
+from limpet.store.opening import Store, open_store
+from limpet.store.standing import Counts, counts_of
+from limpet.store.verify import is_verified, verify_job
+from limpet.url import Canonical, canonicalise
+
+log = logging.getLogger("limpet.run")
+
+#: How we name ourselves where the spider does not.
+USER_AGENT = "limpet/0.1 (no contact given; set user_agent)"
+
+#: Incarnations that may follow each other without one commit between them: more is no bad luck.
+INCARNATIONS_MAX = 50
+
+#: Seconds between two interpreter lock changes: the store's thread gets its turn five times sooner than by default.
+SWITCH_S = 0.001
+
+EXIT_COMPLETE, EXIT_DEAD, EXIT_STOPPED, EXIT_LIMIT, EXIT_NOTHING, EXIT_STALLED, EXIT_UNVERIFIED = 0, 3, 4, 5, 6, 7, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run ended in. `exit_code` is that of the command line."""
+
+    exit_code: int
+    message: str
+    job: str
+    done: int = 0
+    skipped: int = 0
+    dead: int = 0
+    pending: int = 0
+    records: dict[str, int] = field(default_factory=dict)
+    requests: int = 0
+    seconds: float = 0.0
+    verified: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        """The report as stable, versioned fields."""
+        return {"v": 1, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is; made once a heartbeat."""
+
+    done: int
+    skipped: int
+    failed: int
+    dead: int
+    known: int
+    in_flight: int
+    pages_per_s: float
+    waiting: str
+
+
+async def run(
+    spider: Spider,
+    *,
+    db: str,
+    slot: str = "",
+    starts: Sequence[str] | None = None,
+    starts_from: str | None = None,
+    settings: Settings | None = None,
+    params: Mapping[str, str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    handle_signals: bool = True,
+) -> Report:
+    """Run the job (spider, slot) in the database at `db` until it is complete, or stopped; its report.
+
+    `starts` stands in for the spider's own; a job that was begun with others goes on without those. Raises
+    UsageError for what the caller must mend, and StoreError where the database cannot be opened.
+    """
+    settings = settings or Settings()
+    spider.params.update(params or {})
+    desk, reading = OneThread("limpet-store"), OneThread("limpet-read")
+    store: Store | None = None
+    reader: Store | None = None
+    try:
+        sources = await reading.call(_sources, spider, starts, starts_from)
+        store = await desk.call(open_store, db, settings=settings)
+        tables = {name: table_name(spider.name, name) for name in spider.record_types()}
+        sources = await desk.call(_wanted, store, spider.name, slot, sources)
+        job = await desk.call(store.join, spider=spider.name, slot=slot, profile=spider.profile, sources=sources)
+        await desk.call(store.ensure_datasets, spider.name, {tables[name]: kind for name, kind in spider.record_types().items()})
+        reader = await reading.call(store.again, readonly=True)
+        run_of = _Run(spider, settings, job, store, reader, desk, reading, tables, on_progress)
+        early = await run_of.before()
+        if early is not None:
+            return early
+        return await run_of.work(handle_signals=handle_signals)
+    finally:
+        if reader is not None:
+            await reading.call(reader.close)
+        if store is not None:
+            await desk.call(store.close)
+        desk.close()
+        reading.close()
+
+
+def _wanted(store: Store, spider: str, slot: str, found: list[jobs.Source]) -> list[jobs.Source]:
+    """The sources to add: a job that was begun with starts of its caller's does not take the spider's own as well."""
+    job = jobs.find(store.db, spider, slot)
+    if job is None:
+        return found
+    kinds = {row.kind for row in jobs.sources(store.db, job.id)}
+    return [source for source in found if source.kind != "list" or "list" in kinds or not kinds]
+
+
+def _sources(spider: Spider, starts: Sequence[str] | None, starts_from: str | None) -> list[jobs.Source]:
+    found = []
+    own = starts is None and starts_from is None
+    listed = list(spider.starts if own else starts or ())
+    for start in listed:
+        try:
+            canonicalise(start, spider.profile)
+        except UrlRejected as error:
+            raise UsageError(f"start {start!r}: {error}") from error
+    if listed:
+        found.append(source_of_list(listed, "list" if own else "given"))
+    if starts_from is not None:
+        found.append(source_of_file(starts_from))
+    return found
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of one job, over as many incarnations of the worker as it takes."""
+
+    spider: Spider
+    settings: Settings
+    job: jobs.Job
+    store: Store
+    reader: Store
+    desk: OneThread
+    reading: OneThread
+    tables: dict[str, str]
+    on_progress: Callable[[Progress], None] | None
+    tally: Tally = field(default_factory=Tally)
+    worker: Worker | None = None
+    stops: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    before_counts: Counts | None = None
+    last_done: tuple[float, int] = (0.0, 0)
+
+    # -- before the work -------------------------------------------------------------------
+
+    async def before(self) -> Report | None:
+        """What can be said without working: halted, paused, finished. None where there is work."""
+        code = code_of(self.spider)
+        if self.job.halted:
+            return await self.report(
+                EXIT_UNVERIFIED, f"the job is halted: {self.job.halted}. See `limpet verify --full` and `limpet repair`"
+            )
+        if self.job.paused:
+            if not self.job.paused_code or code == self.job.paused_code:  # a person's pause ends by `limpet resume` alone
+                return await self.report(EXIT_STALLED, f"the job is paused: {self.job.paused}")
+            log.warning("the spider's code has changed since the job was paused: going on")
+            await self.desk.call(self.store.resume)
+        found = await self.reading.call(standing.standing, self.reader.db, self.job.id)
+        if found.is_nothing:
+            return await self.report(EXIT_NOTHING, "nothing to do: the job has no start; give some with --start or --from")
+        if found.is_complete and not await self.reading.call(standing.circles, self.reader.db, self.job.id):
+            if await self.reading.call(is_verified, self.reader.db, self.job.id):
+                return await self.report(
+                    EXIT_NOTHING,
+                    "the job is finished and verified: nothing to do. A new slot (--slot) collects again",
+                    verified=True,
+                )
+            return await self.finish()
+        return None
+
+    # -- the work --------------------------------------------------------------------------
+
+    async def work(self, *, handle_signals: bool) -> Report:
+        """Worker after worker, until one ends for another reason than a lost lease."""
+        self.before_counts = await self.reading.call(counts_of, self.reader.db, self.job.id)
+        with _switching(), self._signals(handle_signals):
+            async with Client(self.settings, user_agent=self.spider.user_agent or USER_AGENT) as client:
+                with Watchdog(self.settings.handler_timeout_s) as watchdog:
+                    threads = HandlerThreads(self.settings.concurrency)
+                    tries = await self._tries(client, watchdog, threads)
+                    try:
+                        end, why = await self._incarnations(tries)
+                    finally:
+                        await tries.close()
+                        threads.close()
+        return await self._ended(end, why, tries.requests)
+
+    async def _tries(self, client: Client, watchdog: Watchdog, threads: HandlerThreads) -> Tries:
+        linker = Linker(
+            self.spider.profile, await self._scope(), shards=self.job.shards, url_bytes_max=self.settings.url_bytes_max,
+            depth_max=self.settings.max_depth,
+        )  # fmt: skip
+        hand = Hand(delay_s=self.settings.delay_s, slots=self.settings.per_host, slots_with_delay=1)
+        lookups = Lookups(Together(self.reading, self._moved_among).ask, self._robots_of)
+        return Tries(
+            spider=self.spider, settings=self.settings, client=client,
+            terms=Terms.of(self.spider, linker, self.settings), tables=self.tables, hand=hand,
+            lookups=lookups, watchdog=watchdog, threads=threads, clock=boottime_s,
+            token=product_token(self.spider.user_agent or USER_AGENT),
+        )  # fmt: skip
+
+    async def _scope(self) -> Scope:
+        """The places of all starts that the job's row holds; a file of starts brings no places of its own."""
+        starts: list[Canonical] = []
+        for row in await self.reading.call(jobs.sources, self.reader.db, self.job.id):
+            for start in row.starts():
+                with contextlib.suppress(UrlRejected):
+                    starts.append(canonicalise(start, self.spider.profile))
+        return Scope.of(self.spider.scope, starts, hosts=self.spider.hosts)
+
+    def _moved_among(self, keys: Sequence[bytes]) -> set[bytes]:
+        return standing.moved_among(self.reader.db, self.job.id, keys)
+
+    async def _robots_of(self, origin: str, shard: int) -> tuple[str, int, bytes, float] | None:
+        row = await self.reading.call(self.reader.db.one, "robots_of_origin", job=self.job.id, shard=shard, origin=origin)
+        return None if row is None else (row[0], row[1], bytes(row[2]), row[3] / 1000)
+
+    async def _incarnations(self, tries: Tries) -> tuple[End, str]:
+        code = code_of(self.spider)
+        in_vain = 0
+        while True:
+            sources = SourceReader(tries.terms.linker, await self.reading.call(jobs.sources, self.reader.db, self.job.id))
+            worker = self.worker = Worker(
+                store=self.store, desk=self.desk, reader=self.reader, reading=self.reading, tries=tries, sources=sources,
+                settings=self.settings, code=code, tally=self.tally, on_beat=self._beat,
+            )  # fmt: skip
+            worker.stop_asked = self.stops
+            tries.on_robots = worker.keep_robots
+            tries.forget_robots()
+            ended_before = self.tally.done + self.tally.skipped + self.tally.failed + self.tally.dead
+            end = await worker.live()
+            if end is End.PAUSED and worker.breaker_tripped:
+                await self.desk.call(self.store.pause, worker.why, code)
+            if end is not End.FENCED:
+                return end, worker.why
+            moved_on = self.tally.done + self.tally.skipped + self.tally.failed + self.tally.dead > ended_before
+            in_vain = 0 if moved_on else in_vain + 1
+            if in_vain > INCARNATIONS_MAX:
+                return (
+                    End.STALLED,
+                    f"the lease was lost {in_vain} times without one commit: is the machine asleep, or --lease too short?",
+                )
+            if self.stops:
+                return End.STOPPED, worker.why
+
+    @contextlib.contextmanager
+    def _signals(self, wanted: bool) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM) if wanted else ()
+        for number in numbers:
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                    loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self.stops += 1
+        if self.worker is not None:
+            self.worker.ask_to_stop()
+
+    def _beat(self, worker: Worker) -> None:
+        if self.on_progress is None:
+            return
+        before = self.before_counts
+        now, done = time.monotonic(), self.tally.done
+        then, done_then = self.last_done
+        rate = (done - done_then) / (now - then) if then and now > then else 0.0
+        self.last_done = (now, done)
+        self.on_progress(
+            Progress(
+                done=(before.done if before else 0) + done,
+                skipped=(before.skipped if before else 0) + self.tally.skipped,
+                failed=self.tally.failed,
+                dead=(before.dead if before else 0) + self.tally.dead,
+                known=(before.known if before else 0) + self.tally.discovered,
+                in_flight=worker.hand.running,
+                pages_per_s=rate,
+                waiting=worker.hand.waiting(boottime_s()) or (worker.why if not worker.hand.running else ""),
+            )
+        )
+
+    # -- after the work --------------------------------------------------------------------
+
+    async def _ended(self, end: End, why: str, requests: int) -> Report:
+        if end is End.COMPLETE:
+            return await self.finish(requests)
+        if end is End.HALTED:
+            return await self.report(
+                EXIT_UNVERIFIED, f"the job is halted: {why.removeprefix('halted: ')}. See `limpet verify --full`", requests
+            )
+        messages = {
+            End.STOPPED: (EXIT_STOPPED, "stopped; run the same command again to go on"),
+            End.PAGE_LIMIT: (EXIT_LIMIT, f"{why}; run with a larger --max-pages to go on"),
+            End.NOTHING: (EXIT_NOTHING, "nothing to do: none of the starts is a page"),
+            End.PAUSED: (EXIT_STALLED, f"the job is paused: {why.removeprefix('paused: ')}"),
+            End.STALLED: (EXIT_STALLED, why),
+            End.UNAVAILABLE: (EXIT_STOPPED, f"stopped, nothing is lost: {why}"),
+        }
+        code, message = messages[end]
+        return await self.report(code, message, requests)
+
+    async def finish(self, requests: int = 0) -> Report:
+        """Prove the whole job; complete only where the proof holds."""
+        verdict = await self.desk.call(verify_job, self.store, self.job)
+        if not verdict.ok:
+            first = verdict.findings[0]
+            return await self.report(EXIT_UNVERIFIED, f"verify failed: {first.invariant}: {first.message}", requests)
+        report = await self.report(EXIT_COMPLETE, "complete and verified", requests, verified=True)
+        if report.dead > self.settings.max_dead:
+            letters = "1 dead letter" if report.dead == 1 else f"{report.dead} dead letters"
+            return replace(report, exit_code=EXIT_DEAD, message=f"complete and verified, with {letters}: see `limpet dead`")
+        return report
+
+    async def report(self, exit_code: int, message: str, requests: int = 0, *, verified: bool = False) -> Report:
+        """What the database says now, with this exit code and message."""
+        counts = await self.reading.call(counts_of, self.reader.db, self.job.id)
+        return Report(
+            exit_code, message, self.job.name, done=counts.done, skipped=counts.skipped, dead=counts.dead, pending=counts.open,
+            records=counts.records, requests=requests, seconds=round(time.monotonic() - self.began_s, 3), verified=verified,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

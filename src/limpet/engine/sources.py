@@ -1,0 +1,144 @@
+"""Sources: lists of starts, read in batches as tasks are needed, from exactly where the database is.
+
+A list of a few starts lies in the job's row; a file is named by its content's digest, so that the same
+starts given twice are one source, and is read by byte offset in constant memory. A start that is no
+URL is left out, with its line named.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from limpet.batch import DIGEST_BYTES, Link, SourceMove, canonical_json, digest
+from limpet.engine.links import Linker
+from limpet.engine.request import Request
+from limpet.errors import UrlRejected, UsageError
+from limpet.store.jobs import Source, SourceRow
+
+log = logging.getLogger("limpet.sources")
+
+#: Lines of a source that one batch takes in: a few megabytes at the most.
+LINES_MAX = 5000
+
+#: Starts that are kept in the database itself; more of them belong in a file.
+INLINE_MAX = 10_000
+
+#: Bytes of one line of a source: a longer one is no URL.
+LINE_BYTES_MAX = 65_536
+
+
+def source_of_list(starts: Sequence[str], kind: str = "list") -> Source:
+    """A source of starts given one by one: `list` where the spider names them, `given` where its caller does."""
+    if len(starts) > INLINE_MAX:
+        raise UsageError(
+            f"{len(starts)} starts given one by one: expected at most {INLINE_MAX}; put them into a file and name it with --from"
+        )
+    payload = canonical_json(list(starts))
+    return Source(kind, digest(payload.encode()), payload=payload)
+
+
+def source_of_file(path: str) -> Source:
+    """A source of a file with a start on each line; UsageError where it cannot be read."""
+    try:
+        return Source("file", digest_of_file(path), place=os.path.abspath(path), host=socket.gethostname())
+    except OSError as error:
+        raise UsageError(f"cannot read the starts in {path}: {error.strerror}") from error
+
+
+def digest_of_file(path: str) -> bytes:
+    """The digest of a file's content."""
+    whole = blake2b(digest_size=DIGEST_BYTES)
+    with open(path, "rb") as lines:
+        while chunk := lines.read(1 << 20):
+            whole.update(chunk)
+    return whole.digest()
+
+
+class SourceReader:
+    """Reads the open sources of a job, one after the other."""
+
+    def __init__(self, linker: Linker, rows: Iterable[SourceRow]) -> None:
+        self._linker = linker
+        self._open = [row for row in rows if not row.closed]
+        self._checked: set[int] = set()
+        self.rejected = 0
+
+    def refresh(self, rows: Iterable[SourceRow]) -> None:
+        """Look at the rows again: whoever had the shard before may have read on."""
+        self._open = [row for row in rows if not row.closed]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every source has been read to its end."""
+        return not self._open
+
+    def first(self) -> SourceRow:
+        """The source that is read next."""
+        return self._open[0]
+
+    def read(self) -> SourceMove:
+        """The next lines of the first open source, as tasks; the caller commits the move."""
+        row = self._open[0]
+        lines, after, closed = self._lines_of_list(row) if row.kind in ("list", "given") else self._lines_of_file(row)
+        links: dict[bytes, Link] = {}
+        for number, line in lines:
+            link = self._link(row, number, line)
+            if link is not None:
+                links.setdefault(link.key, link)
+        return SourceMove(row.source, row.position, after, closed, tuple(links.values()))
+
+    def moved(self, move: SourceMove) -> None:
+        """The move was committed: go on from there."""
+        row = self._open.pop(0)
+        if not move.closed:
+            self._open.insert(0, SourceRow(row.source, row.kind, row.digest, row.place, row.host, row.payload, move.after, closed=False))
+
+    def _link(self, row: SourceRow, number: int, line: str) -> Link | None:
+        try:
+            return self._linker.asked(Request(line))
+        except (UrlRejected, UsageError) as error:
+            self.rejected += 1
+            log.warning("%s, at %d: %r is no start: %s", row.place or "starts", number, line[:200], error)
+            return None
+
+    def _lines_of_list(self, row: SourceRow) -> tuple[list[tuple[int, str]], int, bool]:
+        starts = json.loads(row.payload)
+        piece = starts[row.position : row.position + LINES_MAX]
+        after = row.position + len(piece)
+        return list(enumerate(piece, row.position)), after, after >= len(starts)
+
+    def _lines_of_file(self, row: SourceRow) -> tuple[list[tuple[int, str]], int, bool]:
+        self._check(row)
+        found: list[tuple[int, str]] = []
+        with open(row.place, "rb") as lines:
+            lines.seek(row.position)
+            for _ in range(LINES_MAX):
+                at = lines.tell()
+                raw = lines.readline(LINE_BYTES_MAX)
+                if not raw:
+                    return found, at, True
+                text = raw.decode("utf-8-sig" if at == 0 else "utf-8", "replace").strip()
+                if text and not text.startswith("#"):
+                    found.append((at, text))
+            return found, lines.tell(), False
+
+    def _check(self, row: SourceRow) -> None:
+        """The file is the one that the job was started with; UsageError says what to do where it is not."""
+        if row.source in self._checked:
+            return
+        if row.host != socket.gethostname() and not os.path.exists(row.place):
+            raise UsageError(f"the starts in {row.place} lie on {row.host}: run a worker there, or give the same file again with --from")
+        try:
+            found = digest_of_file(row.place)
+        except OSError as error:
+            raise UsageError(f"cannot read the starts in {row.place}: {error.strerror}; give the same file again with --from") from error
+        if found != row.digest:
+            raise UsageError(
+                f"{row.place} has changed since the job began: put the old file back, or give the new one with --from as a further source"
+            )
+        self._checked.add(row.source)

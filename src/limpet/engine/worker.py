@@ -1,0 +1,546 @@
+"""The loop: take shards, claim, start, collect, commit, and give the shards up again.
+
+One `Worker` is one incarnation: a UUID, a lease, and what it owns. Whatever costs it its lease, or
+shows that the database is not the one it knew, ends it whole, results in hand and all; the caller
+then starts another, which takes the shards over. At most one commit is under way; while it is, tasks
+go on. Nothing of a commit is acted on before it is definite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from limpet.batch import Claim, Result, RobotsRow
+from limpet.engine.attempt import LeaseOver, Tries
+from limpet.engine.committer import Committer, Owned
+from limpet.engine.heart import Heart, boottime_s
+from limpet.engine.onethread import OneThread
+from limpet.engine.sources import SourceReader
+from limpet.errors import InvariantBroken, OutcomeUnknown, OwnershipLost, StoreBusy, StoreError, StoreUnavailable, UsageError
+from limpet.failpoint import failpoint
+from limpet.settings import Settings
+from limpet.store import jobs, lease, standing
+from limpet.store.commit import Committed
+from limpet.store.opening import Store
+from limpet.store.verify import verify_shard
+from limpet.task import Outcome, ShardId
+
+log = logging.getLogger("limpet.worker")
+
+#: Seconds that a database which cannot take a commit is waited for, before the run stops, resumable.
+PATIENCE_S = 3.0
+
+#: Seconds that requests under way have to end in, after the first signal to stop.
+GRACE_S = 5.0
+
+#: Batches of a shard that may be unproved before it is proved on, while the crawl goes on.
+VERIFY_EVERY = 200
+
+#: Longest sleep of the loop: what happens elsewhere (requests of people, a freed shard) is seen this soon.
+IDLE_S = 0.5
+
+
+class End(StrEnum):
+    """Why an incarnation ended."""
+
+    COMPLETE = "complete"
+    NOTHING = "nothing to do"
+    STOPPED = "stopped"
+    PAGE_LIMIT = "page limit"
+    PAUSED = "paused"
+    HALTED = "halted"
+    STALLED = "stalled"
+    FENCED = "fenced"  # start again under another id
+    UNAVAILABLE = "unavailable"  # the database takes nothing now
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this run did so far; kept over incarnations."""
+
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    dead: int = 0
+    lost: int = 0
+    discovered: int = 0
+    records: dict[str, int] = field(default_factory=dict)
+
+    def add(self, committed: Committed) -> None:
+        """Count what a definite commit holds."""
+        for part in committed.parts:
+            for result in part.results:
+                self.done += result.outcome is Outcome.DONE
+                self.skipped += result.outcome is Outcome.SKIPPED
+                self.failed += result.outcome in (Outcome.FAILED, Outcome.THROTTLED)
+                self.dead += result.outcome is Outcome.DEAD
+        self.discovered += committed.discovered
+        for name, (new, _replaced, _kept, removed, _conflicts) in committed.deltas.items():
+            self.records[name] = self.records.get(name, 0) + new - removed
+
+
+class Worker:
+    """One incarnation, from its registration to its end."""
+
+    def __init__(
+        self, *, store: Store, desk: OneThread, reader: Store, reading: OneThread, tries: Tries, sources: SourceReader,
+        settings: Settings, code: bytes, tally: Tally, on_beat: Callable[[Worker], None] | None = None,
+        clock: Callable[[], float] = boottime_s,
+    ) -> None:  # fmt: skip
+        assert store.job is not None, "a worker works on a job"
+        self.store = store
+        self.job = store.job
+        self.desk = desk
+        self.reader = reader
+        self.reading = reading
+        self.tries = tries
+        self.sources = sources
+        self.settings = settings
+        self.code = code
+        self.tally = tally
+        self.on_beat = on_beat
+        self.clock = clock
+        self.hand = tries.hand
+        self.stop_asked = 0  # signals so far
+        self.why = ""  # for people: what ended it, or what it waits for
+        self.breaker_tripped = False
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._commit: asyncio.Task[None] | None = None
+        self._proof: asyncio.Task[None] | None = None
+        self._end: End | None = None
+        self._wake: asyncio.Event = asyncio.Event()
+        self._beat_s = 0.0
+        self._is_retired = False
+        self._sources_stale = False
+        self._finished = 0
+        self._rate_s = 0.0
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def live(self) -> End:
+        """Take shards, crawl, give up. Never raises what a lost lease or a full disk causes: `End` says it."""
+        try:
+            me = await self.desk.call(self.store.register)
+        except (StoreUnavailable, StoreBusy) as error:
+            self.why = str(error)
+            return End.UNAVAILABLE
+        self.me = me
+        self.heart = Heart(self.store, me, self.settings, clock=self.clock)
+        self.tries.heart = self.heart
+        self.committer = Committer(self.settings, self.job.id, me.id, self.code, self.hand, pages_left=await self._pages_left())
+        self.heart.start()
+        try:
+            self._end = None
+            end = await self._until_the_end()
+            if end not in (End.FENCED, End.UNAVAILABLE):
+                end = await self._give_up(end)
+            return end
+        except (OwnershipLost, LeaseOver) as error:
+            log.warning("ownership lost, starting again: %s", error)
+            return End.FENCED
+        except InvariantBroken as error:
+            self.why = f"{error.invariant}: {error}"
+            return End.HALTED
+        except (StoreUnavailable, StoreBusy, OutcomeUnknown) as error:
+            self.why = str(error)
+            return End.UNAVAILABLE
+        except StoreError as error:  # too much of a batch is refused: a broken release, not poison
+            self.why = str(error)
+            return End.STALLED
+        finally:
+            await self._drop_everything()
+
+    def ask_to_stop(self) -> None:
+        """A signal: stop cleanly; a second one: sooner."""
+        self.stop_asked += 1
+        self._wake.set()
+        if self.stop_asked > 1:
+            self._cancel_tasks()
+
+    async def _pages_left(self) -> int | None:
+        if not self.settings.max_pages:
+            return None
+        row = await self.reading.call(self.reader.db.one, "done_so_far", job=self.job.id)
+        return max(0, self.settings.max_pages - int(row[0] if row else 0))
+
+    async def _until_the_end(self) -> End:
+        # A predecessor on this machine whose process is gone is told by its file lock, at once.
+        await self.desk.call(lease.Watch(self.clock).look, self.store.db, self.me.id)
+        await self._take_free_shards()
+        while self._end is None:
+            now = self.clock()
+            self._check_lease()
+            self._start_tasks(now)
+            await self._feed()
+            if self._commit is None and self.committer.due(now, resting=self._is_resting()):
+                self._begin_commit()
+            if self._is_at_rest():
+                await self._at_rest()
+            if now - self._beat_s > self.settings.heartbeat_s / 2:
+                self._beat_s = now
+                await self._beat()
+            if self._end is None:
+                await self._sleep()
+            self._note_signals()
+        return self._end
+
+    def _note_signals(self) -> None:
+        if self.stop_asked and self._end is None:
+            self._end = End.STOPPED
+
+    def _check_lease(self) -> None:
+        if not self.heart.may_send:
+            raise OwnershipLost("this worker's lease ran out" if not self.heart.is_dead else "this worker was taken for dead")
+        if self._commit is not None and self._commit.done():
+            task, self._commit = self._commit, None
+            task.result()
+        if self._proof is not None and self._proof.done():
+            task, self._proof = self._proof, None
+            task.result()
+
+    # -- tasks -----------------------------------------------------------------------------
+
+    def _start_tasks(self, now: float) -> None:
+        while len(self._tasks) < self.settings.concurrency and (claim := self.hand.take(now)) is not None:
+            task = asyncio.create_task(self._run(claim))
+            self._tasks[claim.id] = task
+
+    async def _run(self, claim: Claim) -> None:
+        """One try from start to end; its result waits for the next commit."""
+        failed = False
+        try:
+            result = await self.tries.perform(claim)
+            failed = result.strike or result.outcome is Outcome.THROTTLED
+            self._keep(result)
+        except asyncio.CancelledError:
+            self._keep(released(claim, "stopped"))
+        except LeaseOver:
+            pass  # dropped: whoever takes the shard over ends this try
+        except Exception as error:
+            log.exception("task %s: an internal error", claim.text)
+            self._keep(Result(claim, Outcome.DEAD, reason=f"internal:{type(error).__name__}", detail=str(error)[:8000]))
+        finally:
+            now = self.clock()
+            self.hand.ended(claim, now, failed=failed)
+            del self._tasks[claim.id]
+            self._finished += 1
+            self._wake.set()
+
+    def _keep(self, result: Result) -> None:
+        self.committer.add(result, self.clock())
+        for claim in self.tries.take_given_back():
+            self.committer.add(released(claim, "its host paused", due_in_ms=self.tries.pause_ms(claim)), self.clock())
+        reason = self.tries.breaker_reason()
+        if reason and self._end is None:
+            self.why, self._end, self.breaker_tripped = reason, End.PAUSED, True
+
+    def keep_robots(self, shard: int, row: RobotsRow) -> None:
+        """What a robots.txt said goes into the shard's next batch."""
+        if ShardId(shard) in self.committer.owned:
+            self.committer.robots.setdefault(ShardId(shard), []).append(row)
+
+    def _cancel_tasks(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    # -- sources ---------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        """Read on in a source while there is room, if it is ours to read."""
+        if self.sources.is_done or self.committer.sources or self._end is not None or self.hand.unstarted >= self.committer.window.pages:
+            return
+        if self._commit is not None or (self.committer.pages_left is not None and self.committer.room() <= 0):
+            return
+        if self._sources_stale:  # whoever had the shard before may have read on
+            self.sources.refresh(await self.reading.call(jobs.sources, self.reader.db, self.job.id))
+            self._sources_stale = False
+            return
+        shard = ShardId(self.sources.first().source % self.job.shards)
+        if shard in self.committer.owned and not self.committer.owned[shard].is_leaving:
+            try:
+                self.committer.add_source(shard, await self.reading.call(self.sources.read))
+            except UsageError as error:  # its file is elsewhere, or another one by now
+                self.why, self._end = str(error), End.STALLED
+
+    # -- commits ---------------------------------------------------------------------------
+
+    def _begin_commit(self, solo: ShardId | None = None) -> None:
+        self._commit = asyncio.create_task(self._commit_now(solo))
+        self._commit.add_done_callback(lambda _: self._wake.set())
+
+    async def _commit_now(self, solo: ShardId | None = None) -> None:
+        now = self.clock()
+        self._measure(now)
+        claiming = self._end is None and not self.stop_asked
+        failpoint("before_freeze")
+        parts, wants = self.committer.freeze(now, claiming=claiming, solo=solo)
+        if not parts:
+            return
+        moves = {part.shard: part.sources[0] for part in parts if part.sources}
+        committed = await self._patiently(lambda: self.store.commit(parts, wants))
+        self.heart.sent(now)
+        for done in committed:
+            self.tally.add(done)
+            self._note_fenced(done)
+            for part in done.parts:
+                if part.shard in moves and part.sources:
+                    self.sources.moved(moves[part.shard])
+            if done.stopped and self._end is None:
+                self.why = done.stopped
+                self._end = End.HALTED if done.stopped.startswith("halted") else End.PAUSED
+        if self.committer.pages_left is not None:
+            self.committer.pages_left -= sum(r.outcome is Outcome.DONE for d in committed for p in d.parts for r in p.results)
+        self.committer.absorb(committed, wants, self.clock())
+        if any(part.results for part in parts):
+            self.committer.window.grow()
+        self.hand.add((claim for done in committed for claim in done.claims), self.clock())
+        failpoint("after_acknowledge")
+
+    def _measure(self, now: float) -> None:
+        spent_s = now - self._rate_s
+        if spent_s > 0.01:
+            rate = self._finished / spent_s
+            self.committer.rate = rate if not self.committer.rate else 0.5 * self.committer.rate + 0.5 * rate
+            self._finished, self._rate_s = 0, now
+
+    async def _patiently(self, action: Callable[[], list[Committed]]) -> list[Committed]:
+        """The same commit again while the database takes nothing, for a few seconds: nobody is to blame."""
+        began = self.clock()
+        while True:
+            try:
+                return await self.desk.call(action)
+            except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
+                if self.clock() - began > PATIENCE_S:
+                    raise
+                log.warning("the database takes no commit now, trying again: %s", error)
+                await asyncio.sleep(0.25)
+
+    def _note_fenced(self, done: Committed) -> None:
+        for shard in done.fenced:
+            log.warning("shard %d has another owner: its results are dropped", shard)
+            self.committer.drop_shard(shard)
+            self.hand.drop(shard)
+
+    # -- ownership -------------------------------------------------------------------------
+
+    async def _take_free_shards(self) -> None:
+        """Take over every shard without a living owner, proving what is not yet proved before its first claim."""
+        rows = await self.reading.call(lease.shards, self.reader.db, self.job.id)
+        fair = await self._fair_share()
+        others = 0
+        for row in rows:
+            if row.shard in self.committer.owned:
+                continue
+            if row.owner_lives and row.owner != self.me.id:
+                others += 1
+                continue
+            if len(self.committer.owned) >= fair:
+                continue  # another worker has too few: it takes this one
+            taken = await self.desk.call(self.store.take_over, row, self.me, self.code)
+            if taken is None:
+                continue
+            self.tally.lost += taken.lost
+            self.tally.dead += taken.dead
+            self.heart.sent(self.clock())
+            await self._prove(taken.shard, taken.verified, taken.watermark)
+            await self._restore_paces(taken.shard)
+            self.committer.owned[taken.shard] = owned = Owned.of(taken)
+            owned.verified_to = taken.watermark
+            self._sources_stale = True
+        if others and not self.committer.owned:
+            self.why = f"another worker has the job: {others} shards"
+
+    async def _fair_share(self) -> int:
+        """Shards of a worker, where all that live have the same number, rounded up."""
+        row = await self.reading.call(self.reader.db.one, "count_workers", job=self.job.id)
+        return -(-self.job.shards // max(1, int(row[0]) if row else 1))
+
+    async def _give_up_surplus(self) -> None:
+        """Half of what is more than a fair share leaves, drained first; nobody takes from the living."""
+        leaving = [o for o in self.committer.owned.values() if o.is_leaving]
+        surplus = len(self.committer.owned) - len(leaving) - await self._fair_share()
+        if surplus <= 0:
+            return
+        staying = sorted((o for o in self.committer.owned.values() if not o.is_leaving), key=lambda o: self.hand.holds(o.shard))
+        for owned in staying[: -(-surplus // 2)]:
+            owned.is_leaving = True
+            for claim in self.hand.drop(owned.shard):
+                self.committer.add(released(claim, "its shard is handed over"), self.clock())
+
+    async def _restore_paces(self, shard: ShardId) -> None:
+        now = self.clock()
+        for host, authority, delay_ms, wait_ms, pause, errors in await self.reading.call(
+            self.reader.db.rows, "hosts_of_shard", job=self.job.id, shard=shard, most=1000
+        ):
+            self.hand.restore(
+                host,
+                authority,
+                shard,
+                delay_s=delay_ms / 1000,
+                wait_s=max(0, wait_ms) / 1000,
+                pause=pause,
+                errors=errors,
+                now=now,
+            )
+
+    async def _prove(self, shard: ShardId, after: int, upto: int) -> None:
+        findings = await self.reading.call(verify_shard, self.reader.db, self.job, shard, after, upto)
+        if findings:
+            first = findings[0]
+            await self.desk.call(self.store.halt, f"{first.invariant}: {first.message}")
+            raise InvariantBroken(first.message, invariant=first.invariant)
+
+    async def _beat(self) -> None:
+        """What is looked after once a heartbeat: free shards, requests of people, proofs, progress."""
+        if len(self.committer.owned) < self.job.shards:
+            await self._take_free_shards()
+        await self._give_up_surplus()
+        for shard, _count in await self.reading.call(self.reader.db.rows, "shards_with_requests", job=self.job.id):
+            if shard in self.committer.owned:
+                self.committer.owned[shard].poked = True
+        if self._proof is None:
+            behind = [o for o in self.committer.owned.values() if o.watermark - max(o.verified, o.verified_to) >= VERIFY_EVERY]
+            if behind:
+                self._proof = asyncio.create_task(self._prove_on(max(behind, key=lambda o: o.watermark - o.verified)))
+        if self.on_beat:
+            self.on_beat(self)
+
+    async def _prove_on(self, owned: Owned) -> None:
+        upto = owned.watermark
+        await self._prove(owned.shard, owned.verified, upto)
+        owned.verified_to = upto
+
+    # -- rest ------------------------------------------------------------------------------
+
+    def _is_resting(self) -> bool:
+        """Nothing is running, and nothing in hand may start now."""
+        return not self._tasks and not self.hand.startable(self.clock())
+
+    def _is_at_rest(self) -> bool:
+        """Nothing in hand, nothing to commit: the job is complete, or waits for something."""
+        return (
+            not self._tasks and self._commit is None and not self.hand.unstarted and not self.committer.count and not self.committer.sources
+        )
+
+    async def _at_rest(self) -> None:
+        now = self.clock()
+        if self.committer.pages_left is not None and self.committer.pages_left <= 0:
+            self.why, self._end = f"the page limit of {self.settings.max_pages} is reached", End.PAGE_LIMIT
+            return
+        if self.committer.wants_more(now) or any(o.poked for o in self.committer.owned.values()):
+            return  # a commit that claims is due, and will begin
+        if self.sources.is_done or ShardId(self.sources.first().source % self.job.shards) not in self.committer.owned:
+            suspect = min(
+                (o for o in self.committer.owned.values() if o.suspect_s is not None),
+                key=lambda o: o.suspect_s or 0.0,
+                default=None,
+            )
+            if suspect is not None and (suspect.suspect_s or 0.0) <= now:
+                self._begin_commit(solo=suspect.shard)
+                return
+            await self._end_or_wait()
+
+    async def _end_or_wait(self) -> None:
+        found = await self.reading.call(standing.standing, self.reader.db, self.job.id)
+        if found.is_nothing:
+            self._end = End.NOTHING
+        elif found.is_complete:
+            circles = await self.reading.call(standing.circles, self.reader.db, self.job.id)
+            if not circles:
+                self._end = End.COMPLETE
+                return
+            await self.desk.call(standing.put_back, self.store.db, self.job.id, circles, "limpet: moved to each other")
+            for shard, _task in circles:
+                if ShardId(shard) in self.committer.owned:
+                    self.committer.owned[ShardId(shard)].poked = True
+        else:
+            await self._stalled()
+
+    async def _stalled(self) -> None:
+        """Only what nobody will ever claim is left: say so and stop; else wait, and say for what."""
+        lanes = await self.reading.call(standing.open_lanes, self.reader.db, self.job.id, self.job.shards)
+        if lanes.parked and not (lanes.ready or lanes.waiting or lanes.suspect or lanes.running):
+            self.why = "only parked tasks are left: no handler of this spider knows them (`limpet status` names the handlers)"
+            self._end = End.STALLED
+            return
+        now = self.clock()
+        due = [o.due_s for o in self.committer.owned.values() if o.due_s is not None]
+        alone = [o.suspect_s for o in self.committer.owned.values() if o.suspect_s is not None]
+        if due:
+            self.why = f"only retries are left; the next is due in {max(0.0, min(due) - now):.0f} s"
+        elif alone:
+            self.why = f"only suspects are left, to be run alone; the next in {max(0.0, min(alone) - now):.0f} s"
+        if not due and not alone and self.committer.owned:
+            for owned in self.committer.owned.values():
+                owned.is_ready = True  # something is open that no claim has met: look again
+
+    async def _sleep(self) -> None:
+        """Until something ends, or a time comes."""
+        now = self.clock()
+        if self._commit is None and self.committer.due(now, resting=self._is_resting()):
+            await asyncio.sleep(0)
+            return
+        commit_s = self.committer.next_due_s(now, resting=self._is_resting()) if self._commit is None else None
+        times = [t for t in (self.hand.next_start_s(), commit_s) if t is not None]
+        times += [o.suspect_s for o in self.committer.owned.values() if o.suspect_s is not None and self._is_at_rest()]
+        wait_s = min([IDLE_S, *(max(0.001, t - now) for t in times if t > now)])
+        timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
+        await self._wake.wait()
+        self._wake.clear()
+        timer.cancel()
+
+    # -- the end ---------------------------------------------------------------------------
+
+    async def _give_up(self, end: End) -> End:
+        """Let what runs end, commit it, give back what was not started, and release every shard."""
+        deadline = self.clock() + GRACE_S
+        while self._tasks and self.clock() < deadline and self.stop_asked < 2:
+            await asyncio.wait(self._tasks.values(), timeout=0.1)
+        self._cancel_tasks()
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+        if self._commit is not None:
+            await self._commit
+            self._commit = None
+        if self._proof is not None:
+            await asyncio.wait([self._proof])
+        for claim in self.hand.drop():
+            self.committer.add(released(claim, "stopped"), self.clock())
+        if self.committer.owned:
+            parts = self.committer.release(self.clock())
+            for done in await self._patiently(lambda: self.store.commit(parts)):
+                self.tally.add(done)
+        failpoint("before_retire")
+        await self.desk.call(lease.retire, self.store.db, self.me)
+        self._is_retired = True
+        return end
+
+    async def _drop_everything(self) -> None:
+        """Forget what is in hand: a database that still holds it as running gives it to the next owner."""
+        self.heart.stop()
+        self._cancel_tasks()
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+        for task in (self._commit, self._proof):
+            if task is not None:
+                await asyncio.wait([task])
+                if not task.cancelled():
+                    task.exception()
+        self._commit = self._proof = None
+        self.hand.drop()
+        self.hand.hosts.clear()
+        if not self._is_retired:
+            try:
+                await self.desk.call(lease.retire, self.store.db, self.me)
+            except StoreError as error:
+                log.debug("this worker could not be retired: %s", error)
+        self.store.known.clear()
+
+
+def released(claim: Claim, reason: str, *, due_in_ms: int = 0) -> Result:
+    """A try that was given back: no strike; its task is pending again."""
+    return Result(claim, Outcome.RELEASED, reason=reason, due_in_ms=due_in_ms)

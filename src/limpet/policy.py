@@ -1,0 +1,69 @@
+"""Pure decisions about what comes next for a task: wait, try again, give up. No clock, no randomness.
+
+Back-off is by class of error, with jitter that the caller draws. An interruption is no failure: only
+strikes meet the cap. A throttle is no strike, is counted, and has a cap of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from limpet.batch import Claim
+from limpet.settings import Settings
+from limpet.task import Outcome
+
+#: Each further wait of a back-off is so many times the one before: 1, 4, 16 s.
+BACKOFF_FACTOR = 4.0
+
+#: Share of a wait that jitter may take away or add, so that what failed together does not return together.
+JITTER = 0.25
+
+#: First wait after a throttle that names no time; doubled for each further one.
+THROTTLE_WAIT_S = 5.0
+
+MS_PER_HOUR = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """In what a try ends, and when the next one is due."""
+
+    outcome: Outcome
+    reason: str
+    strike: bool = False
+    due_in_ms: int = 0
+
+
+def backoff_s(failures: int, settings: Settings, jitter: float) -> float:
+    """Seconds before another try after so many failures; `jitter` is drawn from 0 to 1.
+
+    >>> [backoff_s(n, Settings(), 0.5) for n in (1, 2, 3, 9)]
+    [1.0, 4.0, 16.0, 600.0]
+    """
+    wait = min(settings.backoff_s * BACKOFF_FACTOR ** (max(1, failures) - 1), settings.backoff_max_s)
+    return wait * (1 + JITTER * (2 * jitter - 1))
+
+
+def failed(claim: Claim, reason: str, settings: Settings, jitter: float, *, after_s: float | None = None) -> Verdict:
+    """A failure that another try may mend: a strike, then later; dead once the strikes are used up."""
+    strikes = claim.strikes + 1
+    if strikes >= settings.strikes:
+        return Verdict(Outcome.DEAD, reason, strike=True)
+    wait_s = backoff_s(strikes, settings, jitter) if after_s is None else after_s
+    return Verdict(Outcome.FAILED, reason, strike=True, due_in_ms=max(1, round(wait_s * 1000)))
+
+
+def throttled(claim: Claim, reason: str, settings: Settings, now_ms: int, jitter: float, *, after_s: float | None = None) -> Verdict:
+    """The host asks for patience: no strike, a due time, and a cap by number and by hours."""
+    times = claim.throttled + 1
+    since_ms = claim.throttled_since_ms
+    if times >= settings.throttles or (since_ms and now_ms - since_ms > settings.throttle_hours * MS_PER_HOUR):
+        return Verdict(Outcome.DEAD, "throttled")
+    return Verdict(Outcome.THROTTLED, reason, due_in_ms=max(1, round(throttle_wait_s(times, settings, jitter, after_s) * 1000)))
+
+
+def throttle_wait_s(times: int, settings: Settings, jitter: float, after_s: float | None = None) -> float:
+    """Seconds that a throttled host waits: what it asked for, else more each time."""
+    if after_s is not None:
+        return min(after_s, settings.retry_after_max_s)
+    return float(min(THROTTLE_WAIT_S * 2 ** (times - 1), settings.backoff_max_s) * (1 + JITTER * jitter))

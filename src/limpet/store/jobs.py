@@ -1,0 +1,170 @@
+"""Jobs, their shards and their sources: made in one transaction, joined by whoever comes after.
+
+A job row without its starts would be a job that is complete with nothing collected, so the job, its
+shards and its first source are one transaction, and the loser of a race loads what the winner made.
+A worker that cannot compute exactly the job's keys refuses it. Invariants: I1, I4.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from limpet.errors import UsageError
+from limpet.failpoint import failpoint
+from limpet.settings import SHARDS_MAX
+from limpet.store.dialect import Database
+from limpet.url import KEY_VERSION, KeyProfile
+
+#: Version of the functions that give a shard and a host from a canonical text.
+HASH_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a spider, as its row says it."""
+
+    id: int
+    spider: str
+    slot: str
+    shards: int
+    key_version: int
+    hash_version: int
+    key_profile: str
+    key_digest: bytes
+    created_ms: int
+    halted: str
+    paused: str
+    paused_code: bytes
+    verified: bytes
+
+    @property
+    def profile(self) -> KeyProfile:
+        """The rules by which this job tells one URL from another."""
+        return KeyProfile.from_json(self.key_profile)
+
+    @property
+    def name(self) -> str:
+        """For people: the spider, and the slot where there is one."""
+        return f"{self.spider}@{self.slot}" if self.slot else self.spider
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A list of starts: inline, or a file on one machine."""
+
+    kind: str  # list | file
+    digest: bytes
+    payload: str = ""  # kind list: a JSON array
+    place: str = ""  # kind file: its path
+    host: str = ""  # kind file: the machine that has it
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A source as the database has it."""
+
+    source: int
+    kind: str
+    digest: bytes
+    place: str
+    host: str
+    payload: str
+    position: int
+    closed: bool
+
+    def starts(self) -> list[str]:
+        """The starts that the row itself holds; none of a file."""
+        return [str(start) for start in json.loads(self.payload)] if self.payload else []
+
+
+def find(db: Database, spider: str, slot: str) -> Job | None:
+    """The job (spider, slot), or None."""
+    row = db.one("find_job", spider=spider, slot=slot)
+    return _job(row) if row else None
+
+
+def read(db: Database, job: int) -> Job:
+    """The job's row as it is now."""
+    row = db.one("read_job", job=job)
+    if row is None:
+        raise UsageError(f"no job {job} in {db.place}")
+    return _job(row)
+
+
+def every(db: Database) -> list[Job]:
+    """Every job of the database, oldest first."""
+    return [_job(row) for row in db.rows("list_jobs")]
+
+
+def join(db: Database, *, spider: str, slot: str, profile: KeyProfile, shards: int, sources: list[Source]) -> Job:
+    """Make the job with its shards and sources, or load it and add the sources that are new; all in one transaction.
+
+    Raises UsageError where an existing job has other rules for keys than this release or spider.
+    """
+    if not 1 <= shards <= SHARDS_MAX:
+        raise UsageError(f"{shards} shards: expected 1 to {SHARDS_MAX}")
+    try:
+        db.begin()
+        failpoint("job_begin")
+        _put_job(db, spider, slot, profile, shards)
+        job = _found(db, spider, slot)
+        if not db.rows("shards_of_job", job=job.id):  # made here: whoever loses the race sees the winner's shards
+            for shard in range(shards):
+                db.run("put_shard", job=job.id, shard=shard)
+        else:
+            refuse_other_keys(job, profile)
+        failpoint("job_rows")
+        for source in sources:
+            _put_source(db, job, source)
+        db.commit()
+        failpoint("job_commit")
+    except BaseException:
+        db.rollback()
+        raise
+    return job
+
+
+def _put_job(db: Database, spider: str, slot: str, profile: KeyProfile, shards: int) -> None:
+    if not find(db, spider, slot):
+        db.run(
+            "put_job", spider=spider, slot=slot, shards=shards, key_version=profile.version, hash_version=HASH_VERSION,
+            key_profile=profile.to_json(), key_digest=profile.digest(),
+        )  # fmt: skip
+
+
+def _found(db: Database, spider: str, slot: str) -> Job:
+    job = find(db, spider, slot)
+    assert job is not None, "a job that was just made is there"
+    return job
+
+
+def _put_source(db: Database, job: Job, source: Source) -> None:
+    db.run("put_source", job=job.id, kind=source.kind, digest=source.digest, place=source.place, host=source.host, payload=source.payload)
+    if source.place:  # the same file under another name, or brought to this machine
+        db.run("relocate_source", job=job.id, kind=source.kind, digest=source.digest, place=source.place, host=source.host)
+
+
+def refuse_other_keys(job: Job, profile: KeyProfile) -> None:
+    """UsageError where this process would compute other keys or shards than the job's."""
+    if job.hash_version != HASH_VERSION or job.key_version > KEY_VERSION:
+        raise UsageError(
+            f"job {job.name} has keys of version {job.key_version} and shards of version {job.hash_version}; "
+            f"this release knows up to {KEY_VERSION} and {HASH_VERSION}: upgrade Limpet to go on with it"
+        )
+    if profile.digest() != job.key_digest:
+        raise UsageError(
+            f"job {job.name} tells URLs apart by other rules than this spider: expected {job.key_profile}, found {profile.to_json()}. "
+            "Put the spider's key options back, or start a new slot with --slot"
+        )
+
+
+def sources(db: Database, job: int) -> list[SourceRow]:
+    """Every source of a job."""
+    return [SourceRow(s, kind, bytes(digest), place, host, payload, position, bool(closed))
+            for s, kind, digest, place, host, payload, position, closed in db.rows("sources", job=job)]  # fmt: skip
+
+
+def _job(row: tuple[object, ...]) -> Job:
+    values = [bytes(value) if isinstance(value, bytes | memoryview) else value for value in row]
+    return Job(*values)  # type: ignore[arg-type]

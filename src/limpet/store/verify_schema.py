@@ -1,0 +1,149 @@
+"""Proof of the file and its tables: SQLite's own check, and the schema as the migrations make it.
+
+What ought to be there is made anew, in memory, by the migrations of this release, and compared by name,
+columns and text. Tables, views and indexes of other people are their own business; a trigger is not, as
+it changes rows inside a transaction of Limpet's. Invariants: none by number; `file` and `schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, cast
+
+import apsw
+
+from limpet.errors import RecordError
+from limpet.store import datasets, migrate
+from limpet.store.datasets import OWN, SQL_TYPES, Table, load_tables
+from limpet.store.dialect import Database, quote, split
+from limpet.store.proofs import Evidence, Report
+
+#: How SQLite's check begins to say that a row, not the file, is wrong.
+_CONSTRAINTS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value", "TEXT value")
+
+
+class Checkable(Protocol):
+    """A database that can check its own file."""
+
+    def integrity_check(self) -> list[str]:
+        """What it finds wrong; empty where the file is sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A table, index, view or trigger, as `sqlite_master` has it."""
+
+    kind: str
+    table: str
+    sql: str
+
+
+def prove_file(evidence: Evidence) -> None:
+    """SQLite's check of pages, indexes, UNIQUE, NOT NULL and CHECK constraints."""
+    for line in cast(Checkable, evidence.db).integrity_check():
+        evidence.report.add("constraint" if line.startswith(_CONSTRAINTS) else "file", line)
+
+
+def prove_schema(evidence: Evidence) -> None:
+    """Every table of the protocol as the migrations make it, every dataset as its definition says."""
+    db, report = evidence.db, evidence.report
+    if db.name != "sqlite":  # a server's catalogue is not compared: its own words differ by version
+        evidence.tables = load_tables(db, evidence.job.spider)
+        return
+    found = made_in(db)
+    for name, expected in expected_schema().items():
+        _compare(report, name, expected, found.get(name))
+    for name, made in found.items():
+        if made.kind == "trigger":
+            report.add("trigger", f"the trigger {name} changes rows of {made.table} behind the protocol's back: drop it")
+    try:
+        tables = load_tables(db, evidence.job.spider)
+    except RecordError as error:
+        report.add("dataset", str(error))
+        return
+    for table in tables.values():
+        for fault, message in _wrong_dataset(db, table, found):
+            report.add(fault, message, dataset=table.name)
+    if "table" not in report.found:
+        evidence.tables = tables
+
+
+def made_in(db: Database) -> dict[str, Made]:
+    """What the database holds, by name."""
+    rows = db.rows_text("SELECT name, type, tbl_name, COALESCE(sql, '') FROM sqlite_master")
+    return {name: Made(kind, table, sql) for name, kind, table, sql in rows}
+
+
+@cache
+def expected_schema() -> Mapping[str, Made]:
+    """What the migrations of this release make, made in memory."""
+    memory = apsw.Connection(":memory:")
+    try:
+        for _, _, sql in migrate.steps():
+            for statement in split(sql):
+                memory.execute(statement)
+        rows = memory.execute("SELECT name, type, tbl_name, COALESCE(sql, '') FROM sqlite_master").fetchall()
+    finally:
+        memory.close()
+    return {str(name): Made(str(kind), str(table), str(sql)) for name, kind, table, sql in rows}
+
+
+def _compare(report: Report, name: str, expected: Made, found: Made | None) -> None:
+    fault = "index" if expected.kind == "index" and expected.sql else "table"
+    if found is None:
+        report.add(fault, f"the {expected.kind} {name} is missing")
+    elif (found.kind, found.sql) != (expected.kind, expected.sql):
+        report.add(
+            fault,
+            f"the {expected.kind} {name} is not as the schema says: expected {_flat(expected.sql)}, found {_flat(found.sql)}",
+        )
+
+
+def _wrong_dataset(db: Database, table: Table, found: Mapping[str, Made]) -> Iterator[tuple[str, str]]:
+    """What of a dataset's table, unique key, index and view is not as its definition makes them."""
+    if table.name not in found:
+        yield "table", f"the table of the dataset {table.name} is missing"
+        return
+    columns = {row[1]: row[2] for row in db.rows_text(f"PRAGMA table_info({quote(table.name)})")}
+    expected = {column.name: SQL_TYPES.get(str(column.kind), "TEXT") for column in table.type.columns}
+    for name in ("_id", *OWN, *expected):
+        if name not in columns:
+            yield "table", f"the table {table.name} has no column {name}"
+        elif name in expected and columns[name] != expected[name]:
+            yield "table", f"the column {name} of {table.name}: expected {expected[name]}, found {columns[name]}"
+    for name in sorted(set(columns) - {"_id", *OWN, *expected}):
+        yield "table", f"the table {table.name} has a column {name} that its definition does not name"
+    unique = "_scope, _key, _slot" if table.history else "_scope, _key"
+    if f"UNIQUE ({unique})" not in found[table.name].sql:
+        yield "table", f"the table {table.name} is not unique over ({unique})"
+    if f"{table.name}_task" not in found:
+        yield "index", f"the index {table.name}_task is missing"
+    if f"{table.name}_view" not in found:
+        yield "view", f"the view {table.name}_view is missing"
+
+
+def _flat(sql: str) -> str:
+    return " ".join(sql.split())[:200]
+
+
+# -- and making it again ------------------------------------------------------------------------
+
+
+def remake(db: Database, tables: Mapping[str, Table]) -> int:
+    """Make indexes and views again that are missing or not as the schema says, in the caller's transaction; how many."""
+    found, made = made_in(db), 0
+    for name, expected in expected_schema().items():
+        if expected.kind == "index" and expected.sql and found.get(name) != expected:
+            db.run_text(f"DROP INDEX IF EXISTS {quote(name)}")
+            db.run_text(expected.sql)
+            made += 1
+    for table in tables.values():
+        if f"{table.name}_task" not in found:
+            db.run_text(f"CREATE INDEX {quote(table.name + '_task')} ON {quote(table.name)} (_task)")
+            made += 1
+        if f"{table.name}_view" not in found:
+            datasets._make_view(db, table.name, table.type)
+            made += 1
+    return made

