@@ -111,8 +111,9 @@ class Race:
         lines = [f"{'contender':<18} {'pages/s':>8} {'(min-max)':>13} {'of ' + over:>14} {'CPU ms/page':>12} {'RSS MB':>7}"]
         for name in names:
             speeds = [lap.pages_per_s for lap in self.laps if lap.name == name]
+            span = f"({min(speeds):.0f}-{max(speeds):.0f})"
             lines.append(
-                f"{name:<18} {statistics.median(speeds):>8.0f} {f'({min(speeds):.0f}-{max(speeds):.0f})':>13} {self.ratio(name, over):>14.3f} "
+                f"{name:<18} {statistics.median(speeds):>8.0f} {span:>13} {self.ratio(name, over):>14.3f} "
                 f"{self.median(name, lambda lap: lap.cpu_ms):>12.3f} {self.median(name, lambda lap: lap.rss_mb):>7.0f}"
             )
         return "\n".join(lines)
@@ -247,9 +248,8 @@ def main() -> None:
     shared = Path(os.environ["LIMPET_SHARED"]) if os.environ.get("LIMPET_SHARED") else None
     with serving(options, shared) as site:
         found = race(contenders(options, shared), site, options.rounds)
-    print(
-        f"\n{options.products} products on {options.hosts} hosts, {options.rounds} rounds, {'the original site' if shared else 'the demo shop'}"
-    )
+    served = "the original site" if shared else "the demo shop"
+    print(f"\n{options.products} products on {options.hosts} hosts, {options.rounds} rounds, {served}")
     print(found.table())
     RESULTS.mkdir(parents=True, exist_ok=True)
     place = RESULTS / f"speed-{time.strftime('%Y%m%d-%H%M%S')}.json"

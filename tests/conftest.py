@@ -1,176 +1,72 @@
 """Databases to test on. `store` is an open one with an empty job; `hire` makes workers on it.
 
-A test that takes one of these fixtures runs on every database of `KINDS`.
+A test that takes one of these fixtures runs on every database that can be had here; LIMPET_DATABASES names some of them
+(sqlite,postgres,mysql). What is about one database alone says so by `on_sqlite` or `on_servers`, never by a skip.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from limpet.settings import Settings
 from limpet.store import Store, open_store
-from tests.servers import mariadb, postgres
+from tests.servers.kinds import NAMES, Databases, Kinds, chosen
 from tests.store.hands import SETTINGS, Hand, Product, found_job, table_name
 
 Hire = Callable[..., Hand]
 
+#: A test of what only a file has: its locks, its log, its place on a disk.
+on_sqlite = pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
 
-class Databases(Protocol):
-    """One kind of database, of which a test may have as many as it likes."""
-
-    name: str
-
-    def new(self) -> str:
-        """The address of a new, empty database."""
-
-    def copy(self, dsn: str) -> Callable[[], None]:
-        """Keep what a database holds now; the answer puts it back beneath whoever has it open."""
-
-    def close(self) -> None:
-        """End what runs for it."""
+#: A test of what only a server has: sessions, row locks, restarts.
+on_servers = pytest.mark.parametrize("databases", ["mysql", "postgres"], indirect=True)
 
 
-class SqliteDatabases:
-    """SQLite files in one folder."""
-
-    name = "sqlite"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.made = 0
-
-    def new(self) -> str:
-        """The address of a file that is not there yet."""
-        self.made += 1
-        return f"sqlite:///{self.folder}/{self.made}.db"
-
-    def copy(self, dsn: str) -> Callable[[], None]:
-        """Through SQLite's backup, which writes under the file's locks, so that open connections see it happen."""
-        import apsw
-
-        place = dsn.removeprefix("sqlite:///")
-        kept = apsw.Connection(":memory:")
-        with apsw.Connection(place) as live, kept.backup("main", live, "main") as step:
-            step.step()
-        live.close()
-
-        def put_back() -> None:
-            beneath = apsw.Connection(place)
-            with beneath.backup("main", kept, "main") as step:
-                step.step()
-            beneath.close()
-
-        return put_back
-
-    def close(self) -> None:
-        """Nothing runs for it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Find out which databases can be had; in CI, all of them must be."""
+    try:
+        config.stash[CHOSEN], config.stash[LEFT_OUT] = chosen(os.environ)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
-class PostgresDatabases:
-    """Databases of one PostgreSQL server, which a wheel brings."""
-
-    name = "postgres"
-
-    def __init__(self, _folder: Path) -> None:
-        self._stack = contextlib.ExitStack()
-        self.server = self._stack.enter_context(postgres.running())
-
-    def new(self) -> str:
-        """The address of a new, empty database."""
-        return self.server.new_database()
-
-    def copy(self, dsn: str) -> Callable[[], None]:
-        """Every row of every table, kept here; putting them back replaces what is there in one transaction."""
-        import psycopg
-
-        with psycopg.connect(dsn) as live:
-            names = [row[0] for row in live.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
-            kept = {}
-            for name in names:
-                with live.cursor().copy(f'COPY "{name}" TO STDOUT (FORMAT BINARY)') as rows:
-                    kept[name] = b"".join(rows)
-
-        def put_back() -> None:
-            with psycopg.connect(dsn) as beneath:
-                beneath.execute("TRUNCATE " + ", ".join(f'"{name}"' for name in names))
-                for name, content in kept.items():
-                    with beneath.cursor().copy(f'COPY "{name}" FROM STDIN (FORMAT BINARY)') as rows:
-                        rows.write(content)
-
-        return put_back
-
-    def close(self) -> None:
-        """End the server."""
-        self._stack.close()
+CHOSEN = pytest.StashKey[list[str]]()
+LEFT_OUT = pytest.StashKey[list[str]]()
 
 
-class MariadbDatabases:
-    """Databases of one MariaDB server, which the system's package brings."""
-
-    name = "mysql"
-
-    def __init__(self, _folder: Path) -> None:
-        self._stack = contextlib.ExitStack()
-        self.server = self._stack.enter_context(mariadb.running())
-
-    def new(self) -> str:
-        """The address of a new, empty database."""
-        return self.server.new_database()
-
-    def copy(self, dsn: str) -> Callable[[], None]:
-        """Every row of every table, kept beside it; putting them back replaces what is there in one transaction."""
-        import pymysql
-
-        from limpet.store.mysql import arguments
-
-        with contextlib.closing(pymysql.connect(**arguments(dsn))) as live, live.cursor() as cursor:
-            cursor.execute("SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_TYPE = 'BASE TABLE'")
-            names = [row[0] for row in cursor.fetchall()]
-            kept = {}
-            for name in names:
-                cursor.execute(f"SELECT * FROM `{name}`")
-                kept[name] = list(cursor.fetchall())
-
-        def put_back() -> None:
-            with contextlib.closing(pymysql.connect(**arguments(dsn))) as beneath, beneath.cursor() as cursor:
-                for name, rows in kept.items():
-                    cursor.execute(f"DELETE FROM `{name}`")
-                    for row in rows:
-                        cursor.execute(f"INSERT INTO `{name}` VALUES ({','.join(['%s'] * len(row))})", row)
-                beneath.commit()
-
-        return put_back
-
-    def close(self) -> None:
-        """End the server."""
-        self._stack.close()
+def pytest_report_header(config: pytest.Config) -> str:
+    """Which databases the store is tested on, and which are left out."""
+    left_out = f"; left out: {', '.join(config.stash[LEFT_OUT])}" if config.stash[LEFT_OUT] else ""
+    return f"databases: {', '.join(config.stash[CHOSEN])}{left_out}"
 
 
-#: A file system in memory, on Linux: a commit costs no fsync there.
-MEMORY = "/dev/shm"
-
-#: Every database that the suite of the store runs on.
-KINDS: dict[str, Callable[[Path], Databases]] = {
-    name: kind
-    for name, kind in {"sqlite": SqliteDatabases, "postgres": PostgresDatabases, "mysql": MariadbDatabases}.items()
-    if name in os.environ.get("LIMPET_DATABASES", "sqlite").split(",")
-}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a database that was not chosen; the header names it."""
+    without = [item for item in items if _database_of(item) not in ("", *config.stash[CHOSEN])]
+    if without:
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in set(without)]
 
 
-@pytest.fixture(scope="session", params=sorted(KINDS))
-def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
-    """One kind of database after the other, in memory where there is a file system for it: these tests never cut the power."""
-    with tempfile.TemporaryDirectory(prefix="limpet-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
-        kind = KINDS[request.param](Path(folder))
-        yield kind
-        kind.close()
+def _database_of(item: pytest.Item) -> str:
+    return item.callspec.params.get("databases", "") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+
+
+@pytest.fixture(scope="session")
+def kinds() -> Iterator[Kinds]:
+    """Every kind of database, each started when it is first asked for."""
+    made = Kinds()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session", params=sorted(NAMES))
+def databases(request: pytest.FixtureRequest, kinds: Kinds) -> Databases:
+    """One kind of database after the other."""
+    return kinds.of(request.param)
 
 
 @pytest.fixture
@@ -179,7 +75,7 @@ def make_store(databases: Databases) -> Iterator[Callable[..., Store]]:
     opened: list[Store] = []
 
     def make(dsn: str = "", settings: Settings = SETTINGS) -> Store:
-        opened.append(open_store(dsn or databases.new(), settings=settings))
+        opened.append(open_store(dsn or databases.ready(), settings=settings))
         return opened[-1]
 
     yield make

@@ -5,6 +5,8 @@ What a user writes is imported from here; everything else has its place in a mod
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from limpet.engine.request import Request
 from limpet.engine.spider import Spider
 from limpet.engine.tx import Tx
@@ -23,11 +25,23 @@ from limpet.errors import (
     UsageError,
 )
 from limpet.fetch.page import Anchor, Page
-from limpet.reading import open
 from limpet.record import field, record
 from limpet.url import KeyProfile, SiteRule
 
+if TYPE_CHECKING:
+    from limpet.reading import open
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`limpet.open` brings the store with it, which most of a command line never needs: it is imported when it is asked for."""
+    if name == "open":
+        from limpet.reading import open
+
+        return open
+    raise AttributeError(f"module 'limpet' has no attribute {name!r}")
+
 
 __all__ = [
     "Anchor",

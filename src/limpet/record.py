@@ -321,10 +321,28 @@ def _whole(cls: type[Any], *, frozen: bool) -> type[Any]:
         return cls
     if type(cls) not in (type, ABCMeta) or hasattr(cls, "__attrs_attrs__"):
         raise RecordError(f"{cls.__name__}: expected a plain class, dataclass, attrs class, msgspec Struct or pydantic model of its own")
+    with_default = [name for name, value in vars(cls).items() if _is_default(value)]
     try:
         return dataclass(slots=True, frozen=frozen)(cls)
     except (TypeError, ValueError) as e:
-        raise RecordError(f"{cls.__name__}: {e}") from e
+        misplaced = re.match(r"non-default argument '(\w+)' follows default argument", str(e))
+        raise RecordError(_out_of_order(cls, misplaced[1], with_default) if misplaced else f"{cls.__name__}: {e}") from e
+
+
+def _out_of_order(cls: type[Any], name: str, with_default: Sequence[str]) -> str:
+    """What is wrong where a field without a default stands below one that has one, and how to mend it."""
+    names = list(inspect.get_annotations(cls))
+    above = [each for each in names[: names.index(name)] if each in with_default]
+    if not above:
+        return f"{cls.__name__}.{name} has no default, but a field that it inherits has: give it one, or drop the other's"
+    return f"{cls.__name__}.{name} has no default, but {above[-1]} above it has: move {above[-1]} last, or drop its default"
+
+
+def _is_default(value: object) -> bool:
+    """Whether what a class says of a name gives a field its default."""
+    if not isinstance(value, dataclasses.Field):
+        return True
+    return value.default is not dataclasses.MISSING or value.default_factory is not dataclasses.MISSING
 
 
 def _columns(cls: type, volatile: tuple[str, ...]) -> tuple[tuple[Column, ...], tuple[Encode, ...]]:

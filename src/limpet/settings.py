@@ -8,6 +8,7 @@ Units stand last in each name. Nothing here reads a clock, a file or the environ
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 #: Shards on SQLite: one process writes, so shards only bound what one take-over reclaims.
 SHARDS_SQLITE = 16
@@ -17,7 +18,7 @@ SHARDS_SERVER = 64
 SHARDS_MAX = 4096
 
 
-def option(default: object, doc: str) -> object:
+def option(default: Any, doc: str) -> Any:
     """A setting with its default and the sentence that `limpet config` and the docs print."""
     return field(default=default, metadata={"doc": doc})
 
@@ -27,58 +28,59 @@ class Settings:
     """The limits one run works under. Every value is an option of the command line."""
 
     # -- politeness ------------------------------------------------------------------------
-    concurrency: int = option(16, "requests in flight in all")  # type: ignore[assignment]
-    per_host: int = option(0, "requests in flight per host; 0 means 1, or 8 with no delay")  # type: ignore[assignment]
-    delay_s: float = option(-1.0, "seconds between requests to a host, from the end of the last answer; -1 means 1, or 0 on loopback")  # type: ignore[assignment]
-    crawl_delay_max_s: float = option(300.0, "a larger Crawl-delay of robots.txt is cut to this, and reported")  # type: ignore[assignment]
-    retry_after_max_s: float = option(3600.0, "a larger Retry-After is cut to this")  # type: ignore[assignment]
-    robots: bool = option(True, "obey robots.txt")  # type: ignore[assignment]
-    nofollow: bool = option(False, "do not follow links marked rel=nofollow, nor pages whose robots meta says so")  # type: ignore[assignment]
+    concurrency: int = option(16, "requests in flight in all")
+    per_host: int = option(0, "requests in flight per host; 0 means 1, or 8 with no delay")
+    delay_s: float = option(-1.0, "seconds between requests to a host, from the end of the last answer; -1 means 1, or 0 on loopback")
+    crawl_delay_max_s: float = option(300.0, "a larger Crawl-delay of robots.txt is cut to this, and reported")
+    retry_after_max_s: float = option(3600.0, "a larger Retry-After is cut to this")
+    robots: bool = option(True, "obey robots.txt")
+    nofollow: bool = option(False, "do not follow links marked rel=nofollow, nor pages whose robots meta says so")
 
     # -- the commit window -----------------------------------------------------------------
-    commit_pages: int = option(500, "pages in a commit at the most: row-by-row commits cost others 42 % of their speed")  # type: ignore[assignment]
-    commit_ms: int = option(1000, "milliseconds between commits at the most")  # type: ignore[assignment]
-    commit_bytes: int = option(16 * 2**20, "bytes of records and links in a commit at the most")  # type: ignore[assignment]
-    commit_pages_first: int = option(20, "pages in the first commit after a start; doubles up to commit_pages, so a crash loop still moves")  # type: ignore[assignment]
-    commit_ms_first: int = option(50, "milliseconds until the first commit after a start; doubles up to commit_ms")  # type: ignore[assignment]
+    commit_pages: int = option(500, "pages in a commit at the most: row-by-row commits cost others 42 % of their speed")
+    commit_ms: int = option(1000, "milliseconds between commits at the most")
+    commit_bytes: int = option(16 * 2**20, "bytes of records and links in a commit at the most")
+    commit_pages_first: int = option(20, "pages in the first commit after a start; doubles up to commit_pages, so a crash loop still moves")
+    commit_ms_first: int = option(50, "milliseconds until the first commit after a start; doubles up to commit_ms")
     poison_rows_max: int = option(
         5, "rows that the database refuses in one batch before the shard stops: more is a broken release, not poison"
-    )  # type: ignore[assignment]
+    )
 
     # -- giving up -------------------------------------------------------------------------
-    strikes: int = option(4, "failed tries until a task is dead: the first and three more")  # type: ignore[assignment]
-    backoff_s: float = option(1.0, "seconds before the second try; times 4 for each further one, with jitter")  # type: ignore[assignment]
-    backoff_max_s: float = option(600.0, "longest wait before a further try")  # type: ignore[assignment]
-    suspect_after: int = option(3, "lost tries that make a task a suspect, to be run alone")  # type: ignore[assignment]
-    solo_losses: int = option(3, "workers that a task may kill while it runs alone")  # type: ignore[assignment]
+    strikes: int = option(4, "failed tries until a task is dead: the first and three more")
+    backoff_s: float = option(1.0, "seconds before the second try; times 4 for each further one, with jitter")
+    backoff_max_s: float = option(600.0, "longest wait before a further try")
+    suspect_after: int = option(3, "lost tries that make a task a suspect, to be run alone")
+    solo_losses: int = option(3, "workers that a task may kill while it runs alone")
     solo_backoff_s: tuple[float, ...] = option(
         (5.0, 120.0), "waits after the first and second death of a worker under a task run alone: longer than a storm of kills"
-    )  # type: ignore[assignment]
-    throttles: int = option(20, "times a task may be throttled until it is dead")  # type: ignore[assignment]
-    throttle_hours: float = option(24.0, "hours a task may be throttled until it is dead")  # type: ignore[assignment]
-    breaker: int = option(50, "unexpected exceptions in a row from one handler that pause the job")  # type: ignore[assignment]
+    )
+    throttles: int = option(20, "times a task may be throttled until it is dead")
+    throttle_hours: float = option(24.0, "hours a task may be throttled until it is dead")
+    breaker: int = option(50, "unexpected exceptions in a row from one handler that pause the job")
 
     # -- time-outs -------------------------------------------------------------------------
-    connect_timeout_s: float = option(10.0, "to open a connection")  # type: ignore[assignment]
-    read_timeout_s: float = option(10.0, "between two pieces of an answer")  # type: ignore[assignment]
-    total_timeout_s: float = option(60.0, "for one request, whole")  # type: ignore[assignment]
-    handler_timeout_s: float = option(60.0, "for a handler; its tx is revoked then")  # type: ignore[assignment]
+    connect_timeout_s: float = option(10.0, "to open a connection")
+    read_timeout_s: float = option(10.0, "between two pieces of an answer")
+    total_timeout_s: float = option(60.0, "for one request, whole")
+    handler_timeout_s: float = option(60.0, "for a handler; its tx is revoked then")
 
     # -- sizes -----------------------------------------------------------------------------
-    body_bytes_max: int = option(16 * 2**20, "bytes of a body, decompressed")  # type: ignore[assignment]
-    record_bytes_max: int = option(2**20, "bytes of a record")  # type: ignore[assignment]
-    url_bytes_max: int = option(8192, "bytes of a URL")  # type: ignore[assignment]
-    hops_max: int = option(10, "redirects of a task")  # type: ignore[assignment]
-    links_per_page_max: int = option(50_000, "links that one task may follow")  # type: ignore[assignment]
+    body_bytes_max: int = option(16 * 2**20, "bytes of a body, decompressed")
+    record_bytes_max: int = option(2**20, "bytes of a record")
+    url_bytes_max: int = option(8192, "bytes of a URL")
+    hops_max: int = option(10, "redirects of a task")
+    links_per_page_max: int = option(50_000, "links that one task may follow")
 
     # -- ownership -------------------------------------------------------------------------
-    lease_s: float = option(10.0, "life of a worker on the database's clock; heartbeat and margin are a fifth of it each")  # type: ignore[assignment]
-    shards: int = option(0, "shards of a new job; 0 means 16 on SQLite, 64 on a server")  # type: ignore[assignment]
+    lease_s: float = option(10.0, "life of a worker on the database's clock; heartbeat and margin are a fifth of it each")
+    outage_s: float = option(600.0, "a database server may be away so long before a run stops, resumable; SQLite stops at once")
+    shards: int = option(0, "shards of a new job; 0 means 16 on SQLite, 64 on a server")
 
     # -- scope -----------------------------------------------------------------------------
-    max_pages: int = option(0, "pages of the job at the most; 0 means no limit")  # type: ignore[assignment]
-    max_depth: int = option(-1, "links from a start page at the most; -1 means no limit")  # type: ignore[assignment]
-    max_dead: int = option(0, "dead letters that still count as success (exit 0)")  # type: ignore[assignment]
+    max_pages: int = option(0, "pages of the job at the most; 0 means no limit")
+    max_depth: int = option(-1, "links from a start page at the most; -1 means no limit")
+    max_dead: int = option(0, "dead letters that still count as success (exit 0)")
 
     @property
     def heartbeat_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,12 +15,14 @@ from tests.crash.trial import Ground, Trial, ground
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What only root may do is skipped for others, and fails in CI, which is root."""
-    if os.geteuid() == 0 or os.environ.get("CI") == "true":
+    """What only root or Linux can do is skipped elsewhere, and fails in CI, which is both."""
+    if os.environ.get("CI") == "true":
         return
     for item in items:
-        if item.get_closest_marker("needs_root"):
-            item.add_marker(pytest.mark.skip(reason="only root may mount and trace as this test does"))
+        if os.geteuid() != 0 and item.get_closest_marker("needs_root"):
+            item.add_marker(pytest.mark.skip(reason="only root may mount as this test does"))
+        if sys.platform != "linux" and "forks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason="processes are watched by /proc, which Linux has"))
 
 
 @pytest.fixture(scope="session")

@@ -62,6 +62,8 @@ class Life:
     recording: str = ""  # file that takes every write, sync, truncation and deletion
     synchronous: str = "FULL"  # of a recorded database
     file_bytes_max: int = 0  # RLIMIT_FSIZE
+    files_max: int = 0  # RLIMIT_NOFILE
+    memory_more: int = 0  # RLIMIT_AS: so many bytes more than it has at its start
     user: int = 0  # user id to become
     is_traced: bool = False  # wait for a tracer before anything else
 
@@ -84,8 +86,11 @@ def live(life: Life) -> int:
         getattr(importlib.import_module("tests.crash.mutants"), name)()
     if life.acks:
         _note_acks(life.acks)
-    if life.file_bytes_max:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (life.file_bytes_max, life.file_bytes_max))
+    _limit(resource.RLIMIT_FSIZE, life.file_bytes_max)
+    _limit(resource.RLIMIT_NOFILE, life.files_max)
+    if life.memory_more:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + life.memory_more)
     if life.user:
         os.setgroups([])
         os.setgid(life.user)
@@ -109,6 +114,11 @@ def _command(life: Life) -> int:
         return main(life.arguments)
     finally:
         recorder.close()
+
+
+def _limit(what: int, most: int) -> None:
+    if most:
+        resource.setrlimit(what, (most, most))
 
 
 def _set_constant(name: str, value: object) -> None:

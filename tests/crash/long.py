@@ -1,7 +1,7 @@
 """The long forms of the crash tests, a line a case; what has passed is not done again until --fresh.
 
     make crash
-    make crash CRASH="--only sweep power"       or  --list, --fresh, --jobs 2
+    make crash CRASH="--only sweep power"       or  --list, --fresh
 
 Each case is one that the suite has in short, or one that takes too long for it. State and failures are kept in `.crash/`.
 With LIMPET_SHARED in the environment, the original site and crash test in that folder are run as well.
@@ -230,6 +230,9 @@ def torture_cases(shop: Workshop) -> Iterator[tuple[str, Case]]:
     for faults in profiles:
         for seed in (1, 2, 3):
             yield f"crash test, faults {faults}, seed {seed}", partial(crash_test, faults, seed)
+    for seed in (1, 2):
+        yield f"crash test, two workers killed, seed {seed}", partial(two_workers, seed, 0.0)
+        yield f"crash test, two workers frozen, seed {seed}", partial(two_workers, seed, 3.0)
     if shared := os.environ.get("LIMPET_SHARED"):
         for faults in profiles:
             for seed in (1, 2, 3):
@@ -273,6 +276,31 @@ def crash_test(faults: FaultProfile, seed: int) -> list[str]:
         *([f"{again} requests repeated by {killed.hits} kills: more than two windows each"] if again > killed.hits * REPEATED_MAX else []),
         *([f"{killed.site['breaches']} requests that robots.txt forbids"] if killed.site["breaches"] else []),
     ]
+
+
+def two_workers(seed: int, pause_s: float) -> list[str]:
+    """Two on one file, one of them hit each time: killed, or frozen for longer than its lease of a second."""
+    with memory_folder() as folder, spawned(Shop(products=1500, hosts=4, seed=seed)) as shop:
+        starts = [word for start in shop.starts() for word in ("--start", start)]
+        db = f"sqlite:///{folder}/crawl.db"
+        report = torture(
+            Ordeal(
+                crawl=limpet("run", str(ROOT / "examples/shop.py"), "--db", db, "--quiet", "--lease", "1", *starts),
+                export=limpet("export", "product", "--db", db),
+                truth=[*shop.truth()],
+                stats_url=f"{shop.origin(0)}/_stats",
+                hits=15,
+                hits_min=8,
+                every=(40, 120),
+                workers=2,
+                pause_s=pause_s,
+                seed=seed,
+                environment=environment(),
+            )
+        )
+        fault, letters = proved(db), dead(db)
+    print(f"    {report.hits} hits, {report.difference.collected} records, {report.seconds} s")
+    return [*report.failings, *([f"verify: {fault}"] if fault else []), *letters]
 
 
 def original(shared: Path, faults: str, seed: int) -> list[str]:

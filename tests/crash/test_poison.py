@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,11 +25,11 @@ def products(trial: Trial) -> set[int]:
     return found
 
 
-def deaths(trial: Trial, *, most: int) -> int:
+def deaths(trial: Trial, *, most: int, by: int = -signal.SIGKILL) -> int:
     """How often the crawl dies until a life ends by itself, or so often at the most."""
     for number in range(most):
         code, printed = trial.run()
-        if code != -9:
+        if code != by:
             assert code == 3, printed
             return number
     return most
@@ -50,6 +51,15 @@ def test_a_page_that_kills_the_process_is_one_dead_letter(large: Ground) -> None
     assert trial.limpet("retry")[0] == 0
     trial.finish()
     assert trial.faults() == []
+
+
+def test_a_page_that_makes_the_process_crash_is_one_dead_letter(new_trial: NewTrial) -> None:
+    """A segmentation fault in somebody's library, say."""
+    trial = new_trial("thorn", **SOON)
+    trial.params.update(bad=11, kind="segfault")
+    assert 1 <= deaths(trial, most=20, by=-signal.SIGSEGV) <= 6
+    assert trial.books().dead == {"killed its worker": 1}
+    assert products(trial) == set(range(24)) - {11}
 
 
 def test_two_pages_that_kill_the_process_are_two_dead_letters(new_trial: NewTrial) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from limpet.store.sqlite import lock_holder_pid
 from tests.crash.judge import owners, workers
 from tests.crash.nursery import Born
 from tests.crash.trial import Ground, Trial
@@ -20,6 +21,9 @@ NewTrial = Callable[..., Trial]
 
 #: Steps at which a worker may freeze with no transaction open, so that another one takes its shards over.
 OUTSIDE = ["after_answer", "before_freeze", "after_stage", "after_commit", "after_acknowledge"]
+
+#: Steps at which it holds the write lock of the file.
+INSIDE = ["after_fence", "after_records", "after_ledger", "takeover_reclaim"]
 
 
 def freeze(trial: Trial, step: str, *, hit: int = 3, **hooks: object) -> Born:
@@ -33,6 +37,17 @@ def freeze(trial: Trial, step: str, *, hit: int = 3, **hooks: object) -> Born:
 def has_asked(ground: Ground, requests: int) -> bool:
     """Whether the site has seen so many requests."""
     return ground.site.stats.requests >= requests
+
+
+def freeze_outside(new_trial: NewTrial, step: str, **hooks: object) -> tuple[Trial, Born]:
+    """A life that has frozen at a step with no transaction open: another thread of it may be in the middle of one, then again."""
+    for hit in range(3, 12):
+        trial = new_trial(lease=0.5)
+        born = freeze(trial, step, hit=hit, **hooks)
+        if lock_holder_pid(str(trial.db)) != born.pid:
+            return trial, born
+        born.kill()
+    raise AssertionError(f"inside a transaction each time at {step}")
 
 
 # -- Ctrl-C and SIGTERM -----------------------------------------------------------------------
@@ -105,8 +120,7 @@ def comes_back(trial: Trial) -> list[str]:
 @pytest.mark.parametrize("step", OUTSIDE)
 def test_a_worker_that_wakes_after_another_took_its_shards_writes_nothing(new_trial: NewTrial, step: str) -> None:
     """The other ends the crawl; the one that wakes finds itself dead, begins again under another name, and ends well."""
-    trial = new_trial(lease=0.5)
-    zombie = freeze(trial, step)
+    trial, zombie = freeze_outside(new_trial, step)
     dead = {worker for worker, pid, _ in workers(trial.db) if pid == zombie.pid}
     code, printed = trial.run()
     assert code == 0, printed
@@ -122,18 +136,19 @@ def test_a_worker_that_wakes_after_another_took_its_shards_writes_nothing(new_tr
 
 def test_a_worker_without_a_fence_is_found_out(new_trial: NewTrial) -> None:
     """The twin that must fail: with neither lease nor fence checked, the one that wakes writes, and it shows."""
-    trial = new_trial(lease=0.5)
-    zombie = freeze(trial, "after_stage", hit=6, mutants=["no_fence"])
-    assert trial.run()[0] == 0
+    trial, zombie = freeze_outside(new_trial, "after_stage", mutants=["no_fence"])
+    code, printed = trial.run()
+    assert code == 0, printed
     zombie.signal(signal.SIGCONT)
     code = zombie.ended()
     assert comes_back(trial) or code == 8 or trial.faults()
 
 
-def test_a_worker_that_freezes_inside_a_transaction_is_named_and_can_be_ended(new_trial: NewTrial) -> None:
+@pytest.mark.parametrize("step", INSIDE)
+def test_a_worker_that_freezes_inside_a_transaction_is_named_and_can_be_ended(new_trial: NewTrial, step: str) -> None:
     """It holds the file's write lock: a second process names its pid, and goes on once that is ended."""
     trial = new_trial(lease=0.5)
-    frozen = freeze(trial, "after_fence")
+    frozen = freeze(trial, step)
     code, printed = trial.run()
     assert code == 4, printed
     named = re.search(r"locked by process (\d+)", printed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def expect_refusal(ended: Ended, code: int, *words: str) -> None:
 CALLS: list[tuple[list[str], str]] = [
     ([], "usage: limpet"),
     (["crwal", "http://a.test/"], "invalid choice: 'crwal'"),
-    (["status", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+    (["status", "--frobnicate"], "limpet status: unrecognized arguments: --frobnicate\n(`limpet status --help` says more)"),
+    (["run", "good.py", "stray"], "limpet run: unrecognized arguments: stray"),
+    (["--frobnicate"], "limpet: unrecognized arguments: --frobnicate"),
     (["run"], "required: FILE"),
     (["run", "good.py", "--concurrency", "many"], "'many' is no value of concurrency"),
     (["run", "good.py", "--concurrency", "0"], "concurrency is 0; expected 1 to"),
@@ -93,7 +96,8 @@ CALLS: list[tuple[list[str], str]] = [
     (["try", "good.py", "mailto:a@b.c"], "only http and https"),
     (["status"], "no job database is here"),
     (["status", "--db", "missing.db"], "no database at"),
-    (["status", "--db", "empty.db"], "holds no job yet"),
+    (["dead", "--db", "empty.db"], "holds no job yet"),
+    (["status", "--db", "empty.db", "--slot", "x"], "holds no job yet"),
     (["verify", "--db", "missing.db"], "no database at"),
     (["export", "product", "--db", "missing.db"], "no database at"),
     (["dead", "--db", "text.db"], "no SQLite database"),
@@ -186,7 +190,24 @@ def test_two_databases_in_the_folder_are_named_and_neither_is_taken(limpet: Limp
         open_store(str(tmp_path / name)).close()
     expect_refusal(limpet("status"), Exit.USAGE, "a.db, b.db", "--db")
     (tmp_path / "b.db").unlink()
-    assert "no such job" in limpet("status").err
+    assert "a.db holds no job yet" in limpet("status").out
+
+
+def test_status_of_a_crawl_that_is_just_starting_is_no_error(limpet: Limpet, tmp_path: Path) -> None:
+    """The file is there before its tables, and those before the job: whoever looks again and again sees no error in between."""
+    (tmp_path / "bare.db").touch()
+    open_store(str(tmp_path / "tables.db")).close()
+    for name in ("bare.db", "tables.db"):
+        ended = limpet("status", "--db", name)
+        assert (ended.code, ended.err) == (0, ""), ended
+        assert f"{name} holds no job yet" in ended.out
+        assert limpet("status", "--db", name, "--json").json["jobs"] == []
+
+
+def test_the_url_of_every_command_is_explained(limpet: Limpet) -> None:
+    """`--help` says what each argument is for."""
+    for command in ("try", "shell", "explain"):
+        assert re.search(r"^  URL +[a-z]", limpet(command, "--help").out, re.MULTILINE), command
 
 
 def newer(path: Path) -> None:

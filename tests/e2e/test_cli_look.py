@@ -20,6 +20,7 @@ import pytest
 
 from limpet.batch import HostRow, Offer, RobotsRow, canonical_json
 from limpet.cli.status import why_it_waits
+from limpet.demo.replies import Site
 from limpet.record import field as record_field
 from limpet.record import record, record_type
 from limpet.store import Store, jobs, open_store
@@ -173,6 +174,38 @@ def test_status_says_when_nobody_works(limpet: Limpet, hand: Hand) -> None:
     assert job["state"] == "stopped"
     assert str(job["why"]).startswith("no worker is running")
     assert "the 2 tasks it had in hand" in str(job["why"])
+    assert "`limpet run`" in str(job["why"])
+
+
+def test_a_stopped_job_has_no_time_of_arrival(limpet: Limpet, hand: Hand) -> None:
+    """What was done of late says nothing about when a job will end on which nobody works."""
+    hand.seed(*pages(0, 8))
+    hand.finish(*map(done, hand.claim(4, 0)))
+    assert job_status(limpet)["eta_s"] is not None
+    assert " left" in limpet("status").out
+    hand.leave()
+    assert job_status(limpet)["eta_s"] is None
+    assert " left" not in limpet("status").out
+
+
+def test_a_crawl_that_its_page_limit_ended_says_how_it_goes_on(limpet: Limpet, shop: Site) -> None:
+    """By its own command; that the limit was it is not known here, so it is left open."""
+    assert limpet("crawl", shop.shop.starts()[0], "--max-pages", "5").code == 5
+    out = limpet("status").out
+    assert "the same `limpet crawl` goes on, with a larger --max-pages where that ended it" in out
+    assert " left" not in out
+
+
+def test_tries_that_a_kill_took_are_told_calmly(limpet: Limpet, store: Store, hand: Hand) -> None:
+    """They are counted, tried again, and blamed on nobody."""
+    hand.seed(*pages(0, 3))
+    hand.claim(2, 0)
+    hand.leave()
+    other = Hand.on(store)
+    other.bury(hand)
+    other.take()
+    assert "2 tries were in flight when a worker was killed; each is tried again" in limpet("status").out
+    other.leave()
 
 
 def test_status_says_which_source_cannot_be_read(store: Store, hand: Hand) -> None:

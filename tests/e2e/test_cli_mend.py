@@ -282,8 +282,13 @@ def test_repair_has_lost_records_collected_again(limpet: Limpet, shop: Site) -> 
     db.execute("DELETE FROM shop_product WHERE sku = 'LP-000004'")
     db.commit()
     db.close()
-    assert limpet("verify", "--full").code == 8
-    assert limpet("run", SPIDER, *starts).code == 8
+    broken = limpet("verify", "--full")
+    assert broken.code == 8
+    assert "`limpet repair` mends it" in broken.out
+    halted = limpet("run", SPIDER, *starts)
+    assert halted.code == 8
+    for words in (halted.out, limpet("status").out):
+        assert "whether `limpet repair` or a backup helps" in words
     mended = limpet("repair")
     assert mended.code == 0, mended
     assert "put back" in mended.out
@@ -312,6 +317,7 @@ def test_repair_of_a_sound_job_has_nothing_to_do_and_of_a_forged_past_says_so(li
     assert limpet("repair").code == 6
     store.db.run_text("UPDATE attempt SET reason = 'forged' WHERE reason = 'status 500'")
     before = attempts(store.db)
+    assert "no repair mends this: restore a backup" in limpet("verify", "--full").out
     ended = limpet("repair")
     assert ended.code == 8
     assert "restore a backup" in ended.out
@@ -348,6 +354,14 @@ def test_a_backup_is_the_database_and_proves_itself(limpet: Limpet, store: Store
     copy.close()
     assert limpet("verify", "--full", "--db", "copy.db").code == 0
     assert not [file for file in tmp_path.iterdir() if "copy" in file.name and file.name != "copy.db"]
+
+
+def test_a_backup_beside_its_database_says_that_the_next_command_has_to_name_one(limpet: Limpet, store: Store) -> None:
+    """The only job database of a folder is found without its name; a copy under another ending, or elsewhere, changes nothing."""
+    assert "job databases" not in limpet("backup", "copy.old").err
+    assert "this folder has 2 job databases now (copy.db, x.db): name one with --db" in limpet("backup", "copy.db").err
+    assert limpet("status").code == 2
+    assert limpet("status", "--db", "x.db").code == 0
 
 
 def test_a_backup_replaces_nothing_unless_it_is_told_to(limpet: Limpet, store: Store, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 import pytest
 
 import limpet.demo.spider
+from limpet.cli.demo import own_name
 from limpet.cli.progress import line_of
 from limpet.demo.catalogue import Shop
 from limpet.demo.replies import Site
 from limpet.demo.site import running
-from limpet.engine.run import Progress
+from limpet.engine.report import Progress
 from tests.e2e.conftest import Limpet
 
 SPIDER = limpet.demo.spider.__file__
@@ -126,6 +128,35 @@ def test_a_page_limit_ends_a_crawl_with_5_and_a_larger_one_goes_on(limpet: Limpe
     assert ended.code == 5
     assert 0 < ended.json["done"] <= 10
     assert limpet("crawl", start).code == 0
+
+
+def test_a_long_file_of_starts_is_read_while_its_pages_are_fetched(limpet: Limpet, tmp_path: Path) -> None:
+    """20,000 lines: pages are done before the last of them is read, and nothing beyond the page limit is asked for."""
+    with running(Shop(products=20_000, hosts=1)) as site:
+        lines = "".join(f"{site.shop.url(number)}\n" for number in range(20_000))
+        (tmp_path / "starts.txt").write_text(lines, encoding="utf-8")
+        flags = ("--from", "starts.txt", "--max-depth", "0")
+        ended = limpet("crawl", *flags, "--max-pages", "50", "--json")
+        assert (ended.code, ended.json["done"]) == (5, 50)
+        (source,) = limpet("status", "--json").json["jobs"][0]["sources"]
+        db = sqlite3.connect("crawl.db")
+        (first_done,) = db.execute("SELECT MIN(at_ms) FROM ledger WHERE done > 0").fetchone()
+        (last_read,) = db.execute("SELECT MAX(at_ms) FROM ledger WHERE discovered > 0").fetchone()
+        db.close()
+        assert first_done <= last_read or source["position"] < len(lines)
+        assert site.stats.requests < 100
+        assert limpet("crawl", *flags, "--max-pages", "80", "--json").json["done"] == 80
+
+
+@pytest.mark.parametrize(
+    ("called", "shown"),
+    [("limpet", "limpet"), ("bin/limpet", "bin/limpet"), ("/nowhere/else/limpet", "/nowhere/else/limpet"), ("/usr/bin/pytest", "limpet")],
+)
+def test_the_demo_names_commands_that_can_be_copied(called: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From this folder on where the program lies below it, else by its whole path, and never by a way up and down again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [called, "demo"])
+    assert own_name() == shown
 
 
 def test_depth_is_counted_from_the_start(limpet: Limpet, shop: Site) -> None:

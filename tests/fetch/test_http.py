@@ -30,6 +30,13 @@ def client(**options: object) -> Client:
     return Client(Settings(**{"body_bytes_max": CAP, **settings}), user_agent="limpet-test/1", **options)  # type: ignore[arg-type]
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop turn until a condition holds."""
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0)
+
+
 async def outcome(name: str) -> str:
     """What `exchange` makes of one fault: the verdict, or the kind of the error."""
     async with serve() as site, client() as http:
@@ -256,6 +263,14 @@ async def test_connections_are_kept() -> None:
         assert (site.connections, len(site.heads)) == (1, 10)
 
 
+def no_idle_connection_is_clean(http: Client) -> bool:
+    """Whether bytes that nobody asked for have come on every connection that is kept."""
+    assert http._session is not None
+    connector = http._session.connector
+    assert connector is not None
+    return all(protocol.should_close for idle in connector._conns.values() for protocol, _ in idle)
+
+
 async def test_bytes_on_an_idle_connection_are_never_the_answer_to_the_next_request() -> None:
     """aiohttp would store the planted answer under the second URL; here the connection is dropped."""
 
@@ -266,7 +281,7 @@ async def test_bytes_on_an_idle_connection_are_never_the_answer_to_the_next_requ
     async with serve(planter) as site, client() as http:
         for path in ("a", "b", "c"):
             assert (await http.exchange(Request(site.url(path)))).body == b"asked for"
-            await asyncio.sleep(0.1)
+            await until(lambda: no_idle_connection_is_clean(http))
         assert site.connections == 3
 
 
@@ -326,8 +341,7 @@ async def test_a_cancelled_exchange_closes_its_connection() -> None:
     """What is in flight when a worker stops does not come back as the next answer."""
     async with serve() as site, client() as http:
         task = asyncio.create_task(http.exchange(Request(site.url("hang_within_the_body"))))
-        while not site.heads:
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(site.heads))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -406,6 +420,31 @@ async def test_running_out_of_file_descriptors_is_not_the_sites_fault() -> None:
         assert (await http.exchange(Request(site.url("sound")))).body == PAGE
 
 
+def test_an_error_is_told_in_plain_words() -> None:
+    """No name, number or hint of the HTTP library's, and the address once: whoever reads it never saw that library."""
+    told = {
+        "fewer_bytes": "the body ends too early",
+        "half_a_chunk": "the body ends too early",
+        "chunk_size_is_garbage": "no HTTP: Invalid character in chunk size",
+        "icy": "no HTTP: Bad status line",
+        "no_answer": "the connection was lost before an answer",
+        "close_rst": "the connection was reset within the body",
+        "hang": "no byte came within read_timeout_s",
+    }
+
+    async def scenario() -> None:
+        async with serve() as site:
+            for name, words in told.items():
+                assert str(await failure(site.url(name))) == f"{site.url(name)}: {words}"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = f"127.0.0.1:{free.getsockname()[1]}"
+        for scheme in ("http", "https"):
+            assert str(await failure(f"{scheme}://{place}/")) == f"{scheme}://{place}/: cannot connect to {place}: connection refused"
+
+    run(scenario())
+
+
 # -- TLS -----------------------------------------------------------------------------------
 
 
@@ -438,6 +477,7 @@ async def test_an_untrusted_certificate_is_a_tls_error_that_no_retry_mends(certi
         with pytest.raises(FetchError) as caught:
             await tls_exchange(site, "sound")
         assert (caught.value.kind, caught.value.retryable) == ("tls", False)
+        assert str(caught.value).startswith(f"{site.url('sound')}: no TLS with 127.0.0.1:{site.port}: ")
         assert site.heads == []
 
 

@@ -89,7 +89,7 @@ def test_the_title_has_single_spaces() -> None:
 
 
 def test_a_page_tells_the_three_urls_apart() -> None:
-    """Design section 7: as found, of the answer, canonical. The key is computed when it is asked for."""
+    """ARCHITECTURE.md, section 7: as found, of the answer, canonical. The key is computed when it is asked for."""
     asked: list[str] = []
 
     def key_of(url: str) -> str:
@@ -345,7 +345,7 @@ def test_only_pages_have_links(content_type: str, is_html: bool) -> None:
      "<a href='" + "x" * 2**20 + "'>"],
 )  # fmt: skip
 def test_hostile_markup_takes_linear_time(html: str) -> None:
-    """design section 9: a 39 kB page held another parser for 2 s."""
+    """A 39 kB page held another parser for 2 s."""
     started = time.process_time()
     page = Page.from_html(html)
     page.links()

@@ -392,6 +392,15 @@ async def test_every_waiter_is_put_off_by_a_fetch_that_fails() -> None:
     assert len(asked) == 1
 
 
+async def test_a_file_that_cannot_be_had_is_named_once() -> None:
+    """The fetch's own error begins with the address, as that of whoever asks for the rules does."""
+    address = "http://127.0.0.1:1/robots.txt"
+    robots, _ = gate(Site({address: FetchError(f"{address}: cannot connect to 127.0.0.1:1: connection refused", kind="connect")}))
+    with pytest.raises(FetchError) as caught:
+        await robots.rules("http://127.0.0.1:1")
+    assert str(caught.value) == f"{address}: cannot connect to 127.0.0.1:1: connection refused"
+
+
 async def test_a_waiter_that_is_cancelled_does_not_take_the_others_along() -> None:
     """Not even the one that began the fetch."""
     fetch, go, asked = slow(SOME)

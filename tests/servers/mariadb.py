@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pymysql
+from pymysql.constants import CLIENT
 
-from tests.servers.postgres import _die_with_parent, free_port
+from tests.servers.postgres import die_with_parent, free_port
 
 
 @dataclass
@@ -32,13 +34,36 @@ class MariadbServer:
         """The address of one of its databases."""
         return f"mysql://root@127.0.0.1:{self.port}/{database}"
 
-    def new_database(self) -> str:
-        """The address of a new, empty database."""
+    def new_database(self, schema: str = "") -> str:
+        """The address of a new database: an empty one, or one with what `schema_of` said of another."""
         self.made += 1
         name = f"limpet_{self.made}"
-        with contextlib.closing(pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True)) as admin:
-            admin.cursor().execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+        said = f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin; USE {name}; {schema}"
+        with self._admin() as admin:
+            admin.query(said)
+            while admin.next_result():
+                pass
         return self.dsn(name)
+
+    def schema_of(self, dsn: str) -> str:
+        """The statements that make the tables of a database again, and the rows of `meta`."""
+        with self._admin(dsn.rpartition("/")[2]) as admin, admin.cursor() as cursor:
+            cursor.execute("SHOW TABLES")
+            said = []
+            for (name,) in cursor.fetchall():
+                cursor.execute(f"SHOW CREATE TABLE `{name}`")
+                said.append(cursor.fetchone()[1])
+            cursor.execute("SELECT name, value FROM meta")
+            said += [f"INSERT INTO meta VALUES ({admin.escape(name)}, {admin.escape(value)})" for name, value in cursor.fetchall()]
+        return "; ".join(said)
+
+    @contextlib.contextmanager
+    def _admin(self, database: str = "mysql") -> Iterator[pymysql.Connection[Any]]:
+        admin = pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS
+        )
+        with contextlib.closing(admin):
+            yield admin
 
     def kill(self) -> None:
         """End it as if the power failed."""
@@ -57,8 +82,8 @@ def is_installed() -> bool:
 
 
 def _launch(folder: Path, options: list[str]) -> subprocess.Popen[bytes]:
-    log = (folder / "log").open("ab")
-    return subprocess.Popen(options, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, preexec_fn=_die_with_parent)
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(options, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, preexec_fn=die_with_parent)
 
 
 def _wait(server: MariadbServer) -> None:
@@ -74,13 +99,15 @@ def _wait(server: MariadbServer) -> None:
 
 
 @contextlib.contextmanager
-def running(*extra: str) -> Iterator[MariadbServer]:
-    """A server for as long as the block runs."""
+def running(*extra: str, folder: Path | None = None) -> Iterator[MariadbServer]:
+    """A server for as long as the block runs, in a folder of its own inside `folder`; `extra` are options of it."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     daemon, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
     if daemon is None or install is None:
         raise RuntimeError("MariaDB is not installed: apt-get install mariadb-server")
-    with tempfile.TemporaryDirectory(prefix="limpet-maria-") as made:
+    if folder is not None:
+        folder.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="limpet-maria-", dir=folder) as made:
         folder = Path(made)
         folder.chmod(0o755)
         user = []

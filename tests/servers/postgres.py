@@ -52,12 +52,12 @@ class PostgresServer:
         """The address of one of its databases."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
-    def new_database(self) -> str:
-        """The address of a new, empty database."""
+    def new_database(self, template: str = "") -> str:
+        """The address of a new database: an empty one, or a copy of another that nobody is connected to."""
         self.made += 1
         name = f"limpet_{self.made}"
         with psycopg.connect(self.dsn(), autocommit=True) as admin:
-            admin.execute(f"CREATE DATABASE {name}")
+            admin.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template} STRATEGY FILE_COPY" if template else ""))
         return self.dsn(name)
 
     def stop(self, mode: str = "fast") -> None:
@@ -101,17 +101,18 @@ def _binaries(identity: dict[str, Any], folder: Path) -> Path:
     return copied / there.relative_to(root)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """In a process that has just been forked: end when the one that forked it does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _launch(binaries: Path, folder: Path, identity: dict[str, Any]) -> subprocess.Popen[bytes]:
-    log = (folder / "log").open("ab")
-    return subprocess.Popen(
-        [binaries / "postgres", "-D", folder / "data"], cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-        preexec_fn=_die_with_parent, **identity,
-    )  # fmt: skip
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [binaries / "postgres", "-D", folder / "data"], cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent, **identity,
+        )  # fmt: skip
 
 
 def _wait(server: PostgresServer) -> None:
@@ -134,10 +135,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(extra: str = "") -> Iterator[PostgresServer]:
-    """A server for as long as the block runs; `extra` joins its configuration."""
+def running(extra: str = "", *, folder: Path | None = None) -> Iterator[PostgresServer]:
+    """A server for as long as the block runs, in a folder of its own inside `folder`; `extra` joins its configuration."""
     identity = _identity()
-    with tempfile.TemporaryDirectory(prefix="limpet-pg-") as made:
+    if folder is not None:
+        folder.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="limpet-pg-", dir=folder) as made:
         folder = Path(made)
         folder.chmod(0o755)
         binaries = _binaries(identity, folder)

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from types import FunctionType
 
+import pytest
+
 from limpet.batch import Claim, Kind, Link, Offer, Part, Result, SourceMove, Want
 from limpet.errors import OutcomeUnknown
 from limpet.record import RecordType, record, record_type
 from limpet.record import field as record_field
 from limpet.settings import Settings
-from limpet.store import Store, jobs, lease
+from limpet.store import Store, jobs, lease, mysql, postgres
 from limpet.store.commit import Committed
 from limpet.store.dialect import Database, Row
 from limpet.task import Epoch, Outcome, ShardId, TaskId, TaskKey
@@ -339,6 +341,13 @@ def mutated(function: FunctionType, old: str, new: str) -> FunctionType:
     return mutant
 
 
+def change_sql(patch: pytest.MonkeyPatch, db: Database, name: str, old: str, new: str) -> None:
+    """Change a piece of a statement, in the words of core.sql, for every connection of this kind of database: a planted bug."""
+    sql, said = db._sql, _SAID[db.name]  # type: ignore[attr-defined]
+    assert sql[name].count(said(old)) == 1, f"{name} has {sql[name].count(said(old))} times {said(old)!r}"
+    patch.setitem(sql, name, sql[name].replace(said(old), said(new)))
+
+
 def child(script: str, *arguments: str, **more: object) -> subprocess.Popen[str]:
     """A Python process that can import what this one can; it prints when it is where the test wants it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -349,14 +358,25 @@ def child(script: str, *arguments: str, **more: object) -> subprocess.Popen[str]
 # -- looking ------------------------------------------------------------------------------------
 
 
+#: Kind of database -> what it makes of the words of core.sql.
+_SAID: dict[str, Callable[[str], str]] = {"sqlite": str, "postgres": postgres.translate, "mysql": mysql.translate}
+
+#: Kind of database -> the names of its tables, Limpet's and the datasets'.
+_TABLES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name",
+    "postgres": "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename COLLATE \"C\"",
+    "mysql": "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_TYPE = 'BASE TABLE' ORDER BY 1",
+}
+
+
 def tables(db: Database) -> list[str]:
-    """Every table of a database."""
-    return [name for (name,) in db.rows_text("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    """Every table of a database, but those of the connection alone."""
+    return [name for (name,) in db.rows_text(_TABLES[db.name])]
 
 
 def dump(db: Database) -> dict[str, list[Row]]:
     """Everything that a database holds."""
-    return {name: db.rows_text(f'SELECT * FROM "{name}" ORDER BY 1, 2') for name in tables(db) if not name.startswith("sqlite_")}
+    return {name: sorted(db.rows_text(f'SELECT * FROM "{name}"'), key=repr) for name in tables(db)}
 
 
 def states(db: Database) -> dict[str, str]:

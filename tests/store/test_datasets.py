@@ -21,6 +21,7 @@ from limpet.record import RecordType, field, record, record_type
 from limpet.settings import Settings
 from limpet.store import Store, datasets, open_store
 from limpet.store.dialect import Row, quote
+from limpet.store.tables import load_tables, pack, unpack
 from tests.conftest import Databases, Hire
 from tests.store.audit import audit
 from tests.store.hands import (
@@ -462,13 +463,13 @@ def test_making_a_table_that_is_there_is_nothing(store: Store) -> None:
 
 def test_datasets_can_be_read_without_the_spiders_code(store: Store) -> None:
     """Their definitions are in the database."""
-    (table,) = datasets.load_tables(store.db).values()
+    (table,) = load_tables(store.db).values()
     assert (table.name, table.type.key, [c.name for c in table.type.columns]) == (
         "shop_product",
         ("sku",),
         ["sku", "price", "seen"],
     )
-    assert datasets.load_tables(store.db, "another") == {}
+    assert load_tables(store.db, "another") == {}
 
 
 @pytest.mark.parametrize("name", ["Robert'); DROP TABLE task;--", "", "1a", "a" * 64, "a-b", "ä"])
@@ -504,7 +505,18 @@ values_of_columns = st.one_of(
 @given(st.lists(values_of_columns))
 def test_packed_offers_come_back_as_they_were(values: list[object]) -> None:
     """Law: unpack(pack(x)) is x, for everything a column can hold."""
-    assert datasets.unpack(datasets.pack(values)) == values
+    assert unpack(pack(values)) == values
+
+
+def test_a_try_that_emits_one_key_twice_stores_the_last(hire: Hire) -> None:
+    """The last wins, and the row is counted once."""
+    hand = hire(0)
+    hand.seed(*pages(0, 1))
+    (claim,) = hand.claim()
+    offers = [emitted("a", 1), emitted("b", 5), emitted("a", 2), emitted("a", 3)]
+    hand.finish(done(claim, offers=offers))
+    assert records(hand.db) == [("", "a", 3), ("", "b", 5)]
+    audit(hand.db, hand.job.id)
 
 
 def test_many_records_of_one_batch_are_all_written(hire: Hire) -> None:

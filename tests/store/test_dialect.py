@@ -68,7 +68,7 @@ def test_the_clock_is_the_databases_and_stands_in_every_place() -> None:
 def test_every_statement_prepares(store: Store, name: str) -> None:
     """Against the schema of this release, with a value for each of its parameters."""
     db = sqlite_of(store)
-    db.connection.execute(f"EXPLAIN {SQL[name]}", values_for(SQL[name])).fetchall()
+    assert db.connection.execute(f"EXPLAIN {SQL[name]}", values_for(SQL[name])).fetchall()
 
 
 UPDATES = sorted(

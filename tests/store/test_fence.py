@@ -12,7 +12,7 @@ from limpet.batch import HostRow, Kind
 from limpet.errors import InvariantBroken, OwnershipLost, WentBack
 from limpet.store import Store, commit, lease
 from limpet.task import Epoch
-from tests.conftest import Databases, Hire
+from tests.conftest import Databases, Hire, on_sqlite
 from tests.store.audit import audit
 from tests.store.hands import Faulty, Hand, Held, column, counted, done, dump, emitted, host_in, link, mutated, pages, records, states
 
@@ -129,8 +129,7 @@ def test_a_zombie_writes_nothing_and_the_token_grows_at_each_take_over(hire: Hir
 def test_an_epoch_that_is_not_raised_protects_nothing(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of P68: with the increment gone the promise breaks."""
     probe = hire(take=False)
-    sql = probe.db._sql["take_over"]  # type: ignore[attr-defined]
-    monkeypatch.setitem(probe.db._sql, "take_over", sql.replace("epoch = epoch + 1", "epoch = epoch + 0"))  # type: ignore[attr-defined]
+    change_sql(monkeypatch, probe.db, "take_over", "epoch = epoch + 1", "epoch = epoch + 0")
     monkeypatch.setattr(lease, "take_over", mutated(lease.take_over, "Epoch(row.epoch + 1)", "Epoch(row.epoch)"))  # type: ignore[arg-type]
     with pytest.raises((AssertionError, InvariantBroken)):
         a_zombie_writes_nothing(hire)
@@ -260,7 +259,9 @@ def test_an_epoch_that_two_time_lines_share_is_told_apart_by_owner_and_watermark
     assert dump(x.db) == before
 
 
-def test_a_fence_on_the_epoch_alone_would_let_both_time_lines_write(store: Store, hire: Hire, databases: Databases) -> None:
+def test_a_fence_on_the_epoch_alone_would_let_both_time_lines_write(
+    store: Store, hire: Hire, databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The twin of 8: without the owner in the fence, W's batch is written into X's shard."""
     w, x = hire(take=False), hire(take=False)
     restore = put_back(store, databases)
@@ -268,18 +269,14 @@ def test_a_fence_on_the_epoch_alone_would_let_both_time_lines_write(store: Store
     part = w.part(0)
     restore()
     x.take(0)
-    w.db._sql["fence"], kept = w.db._sql["fence"].replace("owner = :owner AND", ":owner <> '' AND"), w.db._sql["fence"]  # type: ignore[attr-defined]
-    try:
-        assert w.commit(part).fenced == ()
-    finally:
-        w.db._sql["fence"] = kept  # type: ignore[attr-defined]
+    change_sql(monkeypatch, w.db, "fence", "owner = :owner AND", ":owner <> '' AND")
+    assert w.commit(part).fenced == ()
 
 
+@on_sqlite
 def test_a_file_that_was_put_in_the_place_of_the_open_one_takes_no_commit(hire: Hire) -> None:
     """A restored backup is another file under the same name: what went into the old one would be gone with it."""
     w = hire(0)
-    if w.db.name != "sqlite":
-        pytest.skip("only a file can be replaced beneath a connection")
     w.seed(*pages(0, 2))
     (claim, _) = w.claim()
     place = w.db.place

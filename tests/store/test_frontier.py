@@ -423,6 +423,21 @@ def test_a_task_without_a_handler_is_parked_and_never_a_strike(hire: Hire) -> No
     audit(hand.db, hand.job.id)
 
 
+def test_a_suspect_that_was_parked_is_a_suspect_again(hire: Hire) -> None:
+    """Parked and taken over it is claimed alone as before: in a crowd it might kill the crowd."""
+    hand = hire(0)
+    hand.seed(*pages(0, 1))
+    for _ in range(3):
+        hand.claim()
+        hand.take(0)
+    (suspect,) = hand.claim(1, solo=True)
+    hand.finish(released(suspect, park=True))
+    hand.take(0)
+    assert column(hand.db, "lane") == ["suspect"]
+    assert hand.claim() == []
+    audit(hand.db, hand.job.id)
+
+
 # -- other shards -----------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
@@ -18,9 +19,9 @@ from limpet.errors import UsageError
 from limpet.failpoint import JOB_STEPS, FailpointRaised
 from limpet.settings import SHARDS_MAX
 from limpet.store import Store, jobs, open_store
-from limpet.store.standing import circles, put_back, standing
+from limpet.store.standing import circles, counts_of, put_back, standing
 from limpet.task import ShardId, TaskKey
-from limpet.url import KeyProfile, digest16, host_id, shard_of
+from limpet.url import KeyProfile, SiteRule, digest16, host_id, shard_of
 from tests.conftest import Databases, Hire
 from tests.store.audit import audit
 from tests.store.hands import (
@@ -32,10 +33,12 @@ from tests.store.hands import (
     counted,
     done,
     dump,
+    failed,
     found_job,
     host_in,
     link,
     pages,
+    released,
     skipped,
 )
 
@@ -154,6 +157,26 @@ def test_a_worker_that_would_compute_other_keys_is_refused(empty: Store) -> None
     assert dump(empty.db) == before
 
 
+RULE = SiteRule.of("a.test", drop="sid")
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        (KeyProfile.of(strip_www=True), r"this spider: strip_www is off in the job and on here\. Put"),
+        (KeyProfile.of(strip_www=True, sort_values=True), "sort_values is off in the job and on here, strip_www is off"),
+        (KeyProfile.of(rules=[RULE]), r"this spider: the site rule for a\.test is not in the job\. Put"),
+        (replace(KeyProfile.of(), name="exact"), "the profile is standard in the job and exact here"),
+    ],
+)
+def test_what_differs_between_the_rules_for_keys_is_named(empty: Store, profile: KeyProfile, words: str) -> None:
+    """Options and sites, and no JSON to compare by eye."""
+    make(empty, START)
+    with pytest.raises(UsageError, match=words) as caught:
+        make(empty, START, profile=profile)
+    assert "{" not in str(caught.value)
+
+
 @pytest.mark.parametrize("sql", ["UPDATE job SET key_version = 99", "UPDATE job SET hash_version = 99"])
 def test_a_job_with_keys_of_a_newer_release_is_refused(empty: Store, sql: str) -> None:
     """A release that cannot compute them exactly does not go on with it."""
@@ -252,6 +275,25 @@ def test_a_job_is_complete_when_every_task_has_ended(hire: Hire) -> None:
     found_job(hand.store, slot="another")
     assert standing(hand.db, 1).is_complete
     assert standing(hand.db, 2).is_nothing
+
+
+def test_every_task_that_was_found_is_in_exactly_one_state_and_the_books_say_which(hire: Hire) -> None:
+    """P21: known = done + skipped + dead + open, from the ledger alone, after retries, losses and revisits."""
+    hand = hire()
+    hand.seed(*pages(0, 8), *pages(1, 4))
+    claims = hand.claim()
+    ends = [done, skipped, failed, released, lambda claim: Result(claim, Outcome.DEAD, reason="status 500")]
+    hand.finish(*(ends[i % 5](claim) for i, claim in enumerate(claims)))  # type: ignore[operator]
+    hand.claim(2)
+    hand.take(0, 1)
+    for shard in (0, 1):
+        hand.db.run("put_request", job=hand.job.id, shard=shard, what="retry", argument='{"states":["dead","skipped"]}', who="me")
+    hand.finish(*(done(claim) for claim in hand.claim(1)))
+    counts, states = counts_of(hand.db, hand.job.id), counted(hand.db)
+    assert counts.known == 12 == sum(states.values())
+    assert (counts.done, counts.skipped, counts.dead) == (states["done"], states["skipped"], states["dead"])
+    assert counts.open == states["pending"] + states["running"] + states["failed"]
+    audit(hand.db, hand.job.id)
 
 
 # -- tasks that moved -------------------------------------------------------------------------------

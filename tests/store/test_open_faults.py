@@ -8,22 +8,7 @@ from limpet.errors import OutcomeUnknown
 from limpet.store import commit
 from tests.conftest import Hire
 from tests.store.audit import audit
-from tests.store.hands import break_commit, column, counted, done, emitted, pages, released
-
-
-def test_a_suspect_that_was_parked_is_a_suspect_again(hire: Hire) -> None:
-    """`unpark` puts every parked task into the ready lane, suspects too: they then run in a crowd, which they may kill again."""
-    hand = hire(0)
-    hand.seed(*pages(0, 1))
-    for _ in range(3):
-        hand.claim()
-        hand.take(0)
-    (suspect,) = hand.claim(1, solo=True)
-    hand.finish(released(suspect, park=True))
-    hand.take(0)
-    assert column(hand.db, "lane") == ["suspect"]
-    assert hand.claim() == []
-    audit(hand.db, hand.job.id)
+from tests.store.hands import break_commit, counted, done, emitted, pages
 
 
 def test_poison_that_is_met_when_an_unknown_outcome_is_settled_later_is_bisected(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,17 @@ def test_what_a_dataclass_refuses_is_a_record_error() -> None:
         record(type("Shared", (), {"__annotations__": {"sku": str, "tags": list[str]}, "tags": []}), key="sku")
 
 
+@pytest.mark.parametrize(
+    ("defaults", "above"),
+    [({"title": ""}, "title"), ({"tags": field(default_factory=list)}, "tags"), ({"tags": field(doc="none"), "title": ""}, "title")],
+)
+def test_a_field_without_a_default_below_one_that_has_one_is_named(defaults: dict[str, Any], above: str) -> None:
+    """With what to do about it: dataclasses name neither field in a way that helps."""
+    annotations = {"title": str, "tags": list[str], "sku": str} if above == "tags" else {"tags": list[str], "title": str, "sku": str}
+    with pytest.raises(RecordError, match=rf"^Odd\.sku has no default, but {above} above it has: move {above} last, or drop its default$"):
+        record(type("Odd", (), {"__annotations__": annotations, **defaults}), key="sku")
+
+
 def test_a_class_that_was_not_decorated_is_no_record_type() -> None:
     """Said with what to write."""
     with pytest.raises(RecordError, match=r"^Loose is no record type: decorate it with @record\(key=...\)$"):

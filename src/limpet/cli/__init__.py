@@ -67,6 +67,10 @@ def _running(name: str) -> Command | None:
             from limpet.cli.run import run
 
             return run
+        case "worker":
+            from limpet.cli.run import worker
+
+            return worker
         case "crawl":
             from limpet.cli.run import crawl
 
@@ -104,6 +108,10 @@ def _looking(name: str) -> Command | None:
             from limpet.cli.look import export
 
             return export
+        case "hosts":
+            from limpet.cli.hosts import hosts
+
+            return hosts
         case "explain":
             from limpet.cli.explain import explain
 
@@ -139,11 +147,11 @@ def _mending(name: str) -> Command | None:
 def _operating(name: str) -> Command | None:
     match name:
         case "pause":
-            from limpet.cli.mend import pause
+            from limpet.cli.hosts import pause
 
             return pause
         case "resume":
-            from limpet.cli.mend import resume
+            from limpet.cli.hosts import resume
 
             return resume
         case "doctor":

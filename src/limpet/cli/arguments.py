@@ -28,6 +28,14 @@ line of limpet.toml; `limpet config` shows each value and where it came from."""
 GROUPS = ("run", "look", "mend", "operate")
 
 
+#: What jobs of `limpet crawl` are named after: it is a spider like any other, and goes on by its own command.
+CRAWL = "crawl"
+
+
+#: Workers of one command: more than cores do not help, and each has three connections to the database.
+WORKERS_MAX = 256
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser that ends a wrong call with the exit code of all wrong calls, in two lines."""
 
@@ -38,6 +46,17 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong, and where to read more."""
         print(f"{self.prog}: {message}\n(`{self.prog} --help` says more)", file=sys.stderr)
         raise SystemExit(int(Exit.USAGE))
+
+
+class CommandParser(Parser):
+    """The parser of one command. It refuses what it does not know itself, so that the message names it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and leave nothing over."""
+        found, left_over = super().parse_known_args(args, namespace)
+        if left_over:
+            self.error(f"unrecognized arguments: {' '.join(left_over)}")
+        return found, left_over
 
 
 class Commands:
@@ -64,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="limpet", add_help=False, usage="limpet COMMAND ...")
     top.add_argument("-h", "--help", action="store_true", help=argparse.SUPPRESS)
     top.add_argument("--version", action="version", version=f"limpet {installed_version()}")
-    commands = Commands(top.add_subparsers(dest="command", parser_class=Parser), _common())
+    commands = Commands(top.add_subparsers(dest="command", parser_class=CommandParser), _common())
     for add in (_run_commands, _look_commands, _mend_commands, _operate_commands):
         add(commands)
     top.format_help = lambda: overview(commands)  # type: ignore[method-assign]
@@ -135,7 +154,7 @@ def _run_commands(commands: Commands) -> None:
     crawl.add_argument("--scope", choices=("host", "domain", "prefix"), default="host", help="which links are followed (host)")
     crawl.add_argument("--keep", choices=("body",), action="append", default=[], help="also keep the body of each page")
     _job_flags(crawl, 'the job ("")')
-    crawl.set_defaults(spider="crawl")
+    crawl.set_defaults(spider=CRAWL)
     _setting_flags(crawl)
 
     run = commands.add("run", "run", "run a spider, or go on with it, or join it where it is running")
@@ -156,12 +175,27 @@ def _run_commands(commands: Commands) -> None:
         metavar="NAME=VALUE",
         help="a value for `spider.params`; may be repeated",
     )
+    run.add_argument(
+        "--workers",
+        type=number_of,
+        metavar="N|auto",
+        help="so many worker processes here, each replaced when it dies; auto: one for each processor (this process alone)",
+    )
     _job_flags(run, 'the job: a logical day, or any text ("")')
     _setting_flags(run)
 
+    worker = commands.add("run", "worker", "work on a job that is there, beside other workers, on this or another machine")
+    _file(worker)
+    worker.add_argument(
+        "--param", action="append", type=pair, default=[], metavar="NAME=VALUE", help="a value for `spider.params`; may be repeated"
+    )
+    worker.add_argument("--wait", action="store_true", help="where there is no work wait for it, also after a job has ended")
+    _job_flags(worker, "the job (the spider's oldest that is not finished)", default=None)
+    _setting_flags(worker)
+
     attempt = commands.add("run", "try", "fetch one page, run its handler, print records and links, and write nothing")
     _file(attempt)
-    attempt.add_argument("url", metavar="URL", type=line_of_text)
+    attempt.add_argument("url", metavar="URL", type=line_of_text, help="the page to fetch; robots.txt is obeyed")
     attempt.add_argument("--handler", metavar="NAME", help="this handler, whatever the patterns say")
     attempt.add_argument("--param", action="append", type=pair, default=[], metavar="NAME=VALUE", help="a value for `spider.params`")
     _setting_flags(attempt)
@@ -182,8 +216,8 @@ def _file(command: argparse.ArgumentParser) -> None:
     command.add_argument("--spider", metavar="NAME", default="", help="which one, where the file holds several")
 
 
-def _job_flags(command: argparse.ArgumentParser, meaning: str) -> None:
-    command.add_argument("--slot", type=line_of_text, default="", metavar="S", help=meaning)
+def _job_flags(command: argparse.ArgumentParser, meaning: str, *, default: str | None = "") -> None:
+    command.add_argument("--slot", type=line_of_text, default=default, metavar="S", help=meaning)
     command.add_argument("--user-agent", type=line_of_text, metavar="TEXT", help="who asks: name/1 (+https://where.to/complain)")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -223,6 +257,11 @@ def _look_commands(commands: Commands) -> None:
     _which_job(status)
     status.add_argument("--full", action="store_true", help="count every task and attempt, also in a large database")
     status.add_argument("--hosts", type=whole, default=10, metavar="N", help="hosts to name (10)")
+    status.add_argument(
+        "--check",
+        choices=("live", "ready"),
+        help="say only whether this machine's workers are alive, or at work: exit code 0 or 7, and 4 where the database is away",
+    )
 
     verify = commands.add("look", "verify", "prove from the rows alone that nothing is lost, double or half written")
     _which_job(verify)
@@ -248,7 +287,7 @@ def _look_commands(commands: Commands) -> None:
         "with input, and perhaps base, charset, profile and options. A URL that is rejected gives an empty line (null with\n"
         "--json) and the reason on stderr.",
     )  # fmt: skip
-    explain.add_argument("urls", nargs="*", type=str, metavar="URL")
+    explain.add_argument("urls", nargs="*", type=str, metavar="URL", help="what to explain, as it was found; nothing is fetched")
     explain.add_argument("--key", action="store_true", help="print key texts alone; URLs may come as lines on stdin")
     explain.add_argument(
         "--file", metavar="FILE", help="the spider's file: then scope, route and robots are explained as it would have them"
@@ -259,9 +298,15 @@ def _look_commands(commands: Commands) -> None:
     _which_job(explain)
 
     shell = commands.add("look", "shell", "a Python prompt with `page`, as a handler would see it")
-    shell.add_argument("url", metavar="URL", type=line_of_text)
+    shell.add_argument("url", metavar="URL", type=line_of_text, help="the page to fetch; robots.txt is obeyed")
     shell.add_argument("-c", dest="code", metavar="CODE", help="run this instead of a prompt")
     _setting_flags(shell)
+
+
+    hosts = commands.add("look", "hosts", "hosts with what waits of them, their pace, and why they wait")
+    hosts.add_argument("hosts", nargs="*", type=line_of_text, metavar="HOST", help="these hosts alone: example.com, or a URL of theirs")
+    hosts.add_argument("--limit", type=whole, default=30, metavar="N", help="so many hosts with open tasks at the most (30)")
+    _which_job(hosts)
 
 
 def _which_job(command: argparse.ArgumentParser) -> None:
@@ -298,10 +343,12 @@ def _mend_commands(commands: Commands) -> None:
 
 
 def _operate_commands(commands: Commands) -> None:
-    pause = commands.add("operate", "pause", "let a job claim nothing more, until resume")
+    pause = commands.add("operate", "pause", "let hosts be asked nothing more, or let a whole job claim nothing more, until resume")
+    _hosts_or_job(pause)
     pause.add_argument("--reason", default="by hand", type=line_of_text, metavar="TEXT", help="what status says meanwhile (by hand)")
     _which_job(pause)
-    resume = commands.add("operate", "resume", "end a pause")
+    resume = commands.add("operate", "resume", "end the pause of hosts, or that of a whole job")
+    _hosts_or_job(resume)
     _which_job(resume)
 
     commands.add("operate", "doctor", "check versions, files, locks, disk and database")
@@ -310,6 +357,11 @@ def _operate_commands(commands: Commands) -> None:
     config.add_argument("file", nargs="?", metavar="FILE", help="a spider's file, to see what it says")
     config.add_argument("--spider", metavar="NAME", default="", help="which one, where the file holds several")
     _setting_flags(config)
+
+
+def _hosts_or_job(command: argparse.ArgumentParser) -> None:
+    command.add_argument("hosts", nargs="*", type=line_of_text, metavar="HOST", help="these hosts alone: example.com, or a URL of theirs")
+    command.add_argument("--job", action="store_true", help="the whole job, as without a HOST")
 
 
 # -- values -----------------------------------------------------------------------------------
@@ -327,6 +379,13 @@ def whole(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 15:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0 on")
     return int(text)
+
+
+def number_of(text: str) -> str:
+    """`auto`, or how many workers."""
+    if text != "auto" and not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= WORKERS_MAX):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected auto, or a number from 1 to {WORKERS_MAX}")
+    return text
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ EXTRAS = {
     "user_agent": "who asks, and where to complain: shopbot/1 (+https://example.com/bot)",
 }
 #: Environment variables that are read elsewhere.
-_OTHERS = frozenset({"config", "debug", "failpoint", "failpoint_log", "failpoint_gate", "shared"})
+_OTHERS = frozenset({"config", "debug", "failpoint", "failpoint_log", "failpoint_gate", "shared", "crew"})
 #: A variable this close to a setting's name is a slip of the pen.
 _SIMILAR = 0.85
 

@@ -16,6 +16,7 @@ from limpet.cli.configuration import Resolved, read_file, resolve
 from limpet.errors import UsageError
 from limpet.store import Store, jobs, open_store
 from limpet.store.dialect import public_dsn, sqlite_path
+from limpet.store.migrate import NoJobYet
 from limpet.store.views import is_job_database, reading
 
 #: Names that a job database is looked for under.
@@ -92,8 +93,9 @@ def jobs_of(store: Store, args: argparse.Namespace) -> list[jobs.Job]:
     every = jobs.every(store.db)
     found = [job for job in every if args.spider in (None, job.spider) and args.slot in (None, job.slot)]
     if not found:
-        there = ", ".join(job.name for job in every[-20:])
-        raise UsageError(f"{store.db.place} has no such job" + (f"; it has {there}" if there else ": it has none at all"))
+        if not every:
+            raise NoJobYet(f"{store.db.place} holds no job yet: start one with `limpet crawl` or `limpet run`")
+        raise UsageError(f"{store.db.place} has no such job; it has {', '.join(job.name for job in every[-20:])}")
     return found
 
 

@@ -251,14 +251,17 @@ def _show(outcome: Outcome, shop: Shop) -> None:
         ("time", f"{duration(outcome.seconds)}"),
     ]
     say(table(rows))
-    limpet_command, db = _own_name(), shlex.quote(outcome.db)
+    limpet_command, db = own_name(), shlex.quote(outcome.db)
     example = next((str(row["url"]) for row in shop.truth() if row["outcome"] == "done"), shop.starts()[0])
     say("\nLook further:")
     for command in ("status", "export product --format csv", "dead", f"explain {example}", "verify --full"):
         say(f"  {limpet_command} {command} --db {db}")
 
 
-def _own_name() -> str:
-    """How this program was called, for commands to copy."""
-    called = sys.argv[0]
-    return os.path.relpath(called) if os.path.basename(called) == "limpet" and os.sep in called else "limpet"
+def own_name() -> str:
+    """How this program was called, for commands to copy: from this folder on where it lies below, else by its whole path."""
+    called = os.path.abspath(sys.argv[0])
+    if os.path.basename(called) != "limpet" or os.sep not in sys.argv[0]:
+        return "limpet"
+    below = os.path.relpath(called)
+    return shlex.quote(called if below.startswith(os.pardir) else below)

@@ -18,6 +18,7 @@ from limpet.errors import LimpetError, StoreCorrupt, UsageError
 from limpet.store import jobs, migrate
 from limpet.store.dialect import Database
 from limpet.store.examine import FileFacts, file_facts, sqlite_version
+from limpet.store.examine_server import facts as server_facts
 from limpet.store.opening import connect
 from limpet.store.views import workers
 
@@ -132,6 +133,8 @@ def _file(facts: FileFacts) -> Iterator[Finding]:
 
 
 def _inside(db: Database, facts: FileFacts | None) -> Iterator[Finding]:
+    if facts is None:
+        yield from (Finding(fact.what, fact.verdict, fact.message) for fact in server_facts(db))
     found, latest = migrate.version(db), migrate.latest()
     if found > latest:
         yield Finding("schema", "fault", f"{found}, and this Limpet knows up to {latest}: upgrade Limpet")

@@ -10,8 +10,8 @@ from limpet.cli import database
 from limpet.cli.exits import Exit
 from limpet.cli.keys import WHATWG, keys, profile_of
 from limpet.cli.printing import count, moment, say, say_json, table
+from limpet.engine.contact import USER_AGENT
 from limpet.engine.load import load
-from limpet.engine.run import USER_AGENT
 from limpet.engine.spider import Spider
 from limpet.errors import UrlRejected, UsageError
 from limpet.fetch.redirects import origin_of

@@ -153,4 +153,6 @@ def backup(args: argparse.Namespace) -> int:
     else:
         say(f"{args.output}: {size(copy.bytes)}, checked by SQLite")
         note(f"`limpet verify --full --db {args.output}` proves what is in it")
+        if len(here := database.job_databases(".")) > 1 and args.output in here:
+            note(f"this folder has {len(here)} job databases now ({', '.join(here[:10])}): name one with --db, or keep the copy elsewhere")
     return Exit.COMPLETE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from limpet.engine.run import USER_AGENT
+from limpet.engine.contact import USER_AGENT
 from limpet.engine.spider import Spider
 from limpet.errors import FetchError
 from limpet.fetch.http import Client

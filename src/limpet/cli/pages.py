@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from lxml import etree
 
+from limpet.cli.arguments import CRAWL
 from limpet.engine.spider import ScopeKind, Spider
 from limpet.engine.tx import Tx
 from limpet.errors import UrlRejected
@@ -19,7 +20,6 @@ from limpet.fetch.page import Page as Fetched
 from limpet.record import field, record
 from limpet.url import href
 
-NAME = "crawl"
 #: Characters of text that a record keeps: a novel has half of it. `text_cut` says where there were more.
 TEXT_CHARS_MAX = 1_000_000
 #: Characters of a title, a description and the like.
@@ -64,7 +64,7 @@ class Page:
 
 def pages_spider(*, scope: ScopeKind = "host", keep_body: bool = False) -> Spider:
     """The spider of `limpet crawl`."""
-    spider = Spider(NAME, scope=scope, record_bytes_max=RECORD_BYTES_MAX)
+    spider = Spider(CRAWL, scope=scope, record_bytes_max=RECORD_BYTES_MAX)
 
     async def collect(page: Fetched, tx: Tx) -> None:
         links = page.links()

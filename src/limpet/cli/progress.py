@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from limpet.cli.printing import clean, count, cut
 
 if TYPE_CHECKING:
-    from limpet.engine.run import Progress
+    from limpet.engine.report import Progress
 
 #: Characters of the reason for a wait, on one line with the rest.
 WAITING_CHARS = 60
@@ -20,6 +20,7 @@ def line_of(progress: Progress) -> str:
     """What stands beside the bar."""
     pieces = [f"{count(progress.done, 'page')}", f"{progress.pages_per_s:.0f}/s"]
     pieces += [f"{count(progress.in_flight)} in flight"] if progress.in_flight else []
+    pieces += [count(progress.workers, "worker")] if progress.workers else []
     pieces += [f"{count(progress.skipped)} skipped"] if progress.skipped else []
     pieces += [count(progress.dead, "dead letter")] if progress.dead else []
     pieces += [cut(clean(progress.waiting), WAITING_CHARS)] if progress.waiting else []

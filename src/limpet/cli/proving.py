@@ -10,9 +10,9 @@ from limpet.cli.exits import Exit
 from limpet.cli.printing import count, say, say_json
 from limpet.errors import StoreError, StoreUnavailable
 from limpet.store import Store, jobs, open_store
-from limpet.store.repair import Repaired, repair_job
+from limpet.store.repair import Repaired, is_mendable, repair_job
 from limpet.store.repair import repair as mend
-from limpet.store.verify import FAULTS, Finding, Remedy, Verdict, verify_job
+from limpet.store.verify import Finding, Verdict, verify_job
 from limpet.store.verify import verify as prove
 
 #: Findings that are printed; --json has more of each fault.
@@ -63,10 +63,9 @@ def _as_text(job: jobs.Job, verdict: Verdict) -> str:
         lines += [_line(finding) for finding in verdict.findings[:FINDINGS_SHOWN]]
         hidden = sum(verdict.found.values()) - min(len(verdict.findings), FINDINGS_SHOWN)
         lines += [f"  and {count(hidden, 'further fault')}"] if hidden > 0 else []
-        mendable = [fault for fault in verdict.found if FAULTS[fault].remedy is not Remedy.NONE]
         lines.append("the job is halted: nobody claims until `limpet verify --full` passes")
-        can_mend = len(mendable) == len(verdict.found)
-        lines.append("`limpet repair` mends it" if can_mend else "not all of this can be repaired: restore a backup")
+        can_mend = is_mendable(verdict.findings)
+        lines.append("`limpet repair` mends it, or says what is left" if can_mend else "no repair mends this: restore a backup")
     lines += [f"  note: {note}" for note in verdict.notes]
     return "\n".join(lines)
 

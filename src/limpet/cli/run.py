@@ -1,25 +1,40 @@
-"""`limpet run` and `limpet crawl`: one job, from what is there to what it ends in."""
+"""`limpet run`, `limpet crawl` and `limpet worker`: one job, from what is there to what it ends in."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
 from typing import BinaryIO
 
-from limpet.cli import database
+from limpet.cli import database, loop
 from limpet.cli.configuration import Resolved, read_file, resolve
+from limpet.cli.exits import Exit
 from limpet.cli.printing import count, duration, note, say, say_json, table
 from limpet.cli.progress import bar
 from limpet.engine.load import load
-from limpet.engine.run import Report
+from limpet.engine.report import Progress, Report
+from limpet.engine.run import join
 from limpet.engine.run import run as run_job
 from limpet.engine.spider import Spider
-from limpet.errors import UsageError
+from limpet.engine.stopping import Stopping
+from limpet.errors import StoreBusy, StoreUnavailable, UsageError
 from limpet.store.atomic import whole_file
+from limpet.store.lease import waiting_lock
+from limpet.store.opening import lock_folder_of
+
+log = logging.getLogger("limpet.run")
+
+#: Seconds between two looks for work, with --wait; doubled, up to the second number, while a job stands still.
+WAIT_S, WAIT_MAX_S = 3.0, 60.0
+#: Ends of a worker after which, with --wait, it looks for work again: complete, nothing to do, or paused by somebody.
+WAITED_FOR = frozenset({Exit.COMPLETE, Exit.DEAD_LETTERS, Exit.NOTHING_TO_DO, Exit.STALLED})
 
 #: Bytes of stdin that are spooled at a time.
 _SPOOL_BYTES = 2**20
@@ -60,14 +75,70 @@ def _run_and_report(args: argparse.Namespace, spider: Spider, resolved: Resolved
         starts_from = spool(sys.stdin.buffer, os.path.dirname(database.file_of(address)) or os.getcwd())
     if not args.json and sys.stderr.isatty():
         note(f"{spider.name}: {database.place(address)}; Ctrl-C stops it, and the same command goes on")
+    crew = None
+    if getattr(args, "workers", None):
+        from limpet.cli.crew import crew_of
+
+        crew = crew_of(args, resolved.settings, address)
     with bar(quiet=args.quiet or args.json) as on_progress:
         running = run_job(
             spider, db=address, slot=args.slot, starts=starts, starts_from=starts_from, settings=resolved.settings, params=params,
-            on_progress=on_progress,
+            on_progress=on_progress, crew=crew,
         )  # fmt: skip
-        report = asyncio.run(running)
+        report = loop.run(running)
     show(report, spider.name, address, as_json=args.json)
     return report.exit_code
+
+
+def worker(args: argparse.Namespace) -> int:
+    """Work on a job that is there, beside others; 6 where there is none that waits, unless that is waited for."""
+    from limpet.cli.crew import number_in_crew
+
+    spider = load(args.file, name=args.spider).spider
+    resolved = resolved_for(args, spider)
+    address = database.choose(resolved, default=f"{spider.name}.db")
+    parent = sys.stdin.fileno() if number_in_crew() is not None else None
+    with bar(quiet=args.quiet or args.json) as on_progress:
+        report = loop.run(_join(args, spider, resolved, address, on_progress, parent))
+    show(report, spider.name, address, as_json=args.json)
+    return report.exit_code
+
+
+async def _join(
+    args: argparse.Namespace, spider: Spider, resolved: Resolved, address: str, on_progress: Callable[[Progress], None] | None,
+    parent: int | None,
+) -> Report:  # fmt: skip
+    """Join a job; with --wait again and again, for as long as nobody stops this process and nothing is wrong with a job."""
+
+    async def once() -> Report:
+        return await join(
+            spider, db=address, slot=args.slot, settings=resolved.settings, params=dict(args.param), on_progress=on_progress, parent=parent
+        )
+
+    if not args.wait:
+        return await once()
+    with waiting_lock(lock_folder_of(database.file_of(address))):
+        wait_s = WAIT_S
+        while True:
+            try:
+                report = await once()
+            except (StoreUnavailable, StoreBusy) as error:
+                log.warning("the database is away, waiting for it: %s", error)
+                report = Report(Exit.NOTHING_TO_DO, str(error), spider.name)
+            if report.exit_code not in WAITED_FOR:
+                return report
+            if report.done:
+                log.info("%s: %s; waiting for work", report.job, report.message)
+            wait_s = min(2 * wait_s, WAIT_MAX_S) if report.exit_code == Exit.STALLED else WAIT_S
+            if await _is_stopped_within(wait_s):
+                return replace(report, exit_code=Exit.STOPPED, message="stopped while waiting for work")
+
+
+async def _is_stopped_within(seconds: float) -> bool:
+    stop = asyncio.Event()
+    with Stopping(stop.set).listening(to_signals=True), suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+    return stop.is_set()
 
 
 def show(report: Report, spider: str, address: str, *, as_json: bool) -> None:

@@ -8,10 +8,14 @@ import socket
 from dataclasses import asdict
 
 from limpet.cli import database
+from limpet.cli.arguments import CRAWL
 from limpet.cli.printing import count, cut, duration, moment, say, say_json, table
+from limpet.store.examine_server import SNAPSHOT_S
+from limpet.store.migrate import NoJobYet
 from limpet.store.overview import PaceRow, Status
 from limpet.store.overview import status as status_of
 from limpet.store.verify import is_verified
+from limpet.store.views import WorkerRow
 from limpet.task import Lane, State
 
 #: Reasons that are named beside a count; --json has them all.
@@ -21,14 +25,27 @@ REASON_CHARS = 60
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print how each job is."""
+    """Print how each job is; with --check only whether the workers of this machine do their work."""
+    if args.check:
+        from limpet.cli.checking import check
+
+        return check(args)
     whole = True if args.full else None
-    with database.read(args) as store:
-        found = [
-            (one := status_of(store, job, whole=whole), one.is_complete and is_verified(store.db, job.id))
-            for job in database.jobs_of(store, args)
-        ]
-        place = store.db.place
+    try:
+        with database.read(args) as store:
+            found = [
+                (one := status_of(store, job, whole=whole), one.is_complete and is_verified(store.db, job.id))
+                for job in database.jobs_of(store, args)
+            ]
+            place = store.db.place
+    except NoJobYet as empty:  # a crawl that begins at this moment makes its tables first, and then its job
+        if args.spider is not None or args.slot is not None:
+            raise
+        if args.json:
+            say_json({"db": database.place(database.of(args)), "jobs": []})
+        else:
+            say(f"{empty}; one that is just starting shows up in a moment")
+        return 0
     if args.json:
         say_json({"db": place, "jobs": [as_json(one, is_proved) for one, is_proved in found]})
         return 0
@@ -48,7 +65,7 @@ def state_of(status: Status, is_proved: bool) -> str:
         return "complete and verified" if is_proved else "complete, not yet verified"
     if status.job.paused:
         return "paused"
-    if any(worker.is_living for worker in status.workers):
+    if is_worked_on(status):
         return "running"
     return "stopped" if status.books.discovered or status.sources else "empty"
 
@@ -57,20 +74,25 @@ def why_it_waits(status: Status, *, machine: str = "") -> str:
     """The exact reason why a job makes no headway; "" where it does, or has nothing left to do. Pure, but for sources' files."""
     job, now_ms = status.job, status.books.now_ms
     if job.halted:
-        return f"halted: {job.halted}; `limpet verify --full` names what is wrong, `limpet repair` puts tasks back"
+        return f"halted: {job.halted}; `limpet verify --full` says what is wrong, and whether `limpet repair` or a backup helps"
     if status.is_complete:
         return ""
     if job.paused:
         return f"paused: {job.paused}; `limpet resume` or `limpet retry` ends it"
-    if not any(worker.is_living for worker in status.workers):
+    if not is_worked_on(status):
         return _nobody_works(status)
     if status.lock_holder and now_ms - status.books.last_ms > 5000:
         return f"{status.lock_holder} holds the database's write lock"
-    if status.waiting_hosts:
+    if status.waiting_hosts and not (status.waiting_hosts[0].held and status.lanes[Lane.RUNNING].tasks):
         return _all_hosts_wait(status.waiting_hosts)
     if status.lanes[Lane.RUNNING].tasks or ready(status):
         return ""
     return _only_later(status, machine or socket.gethostname())
+
+
+def is_worked_on(status: Status) -> bool:
+    """Whether any worker lives."""
+    return any(worker.is_living for worker in status.workers)
 
 
 def ready(status: Status) -> int:
@@ -81,11 +103,15 @@ def ready(status: Status) -> int:
 def _nobody_works(status: Status) -> str:
     lost = status.lanes[Lane.RUNNING].tasks
     left = f"; the {count(lost, 'task')} it had in hand are taken over then" if lost else ""
-    return f"no worker is running: the same `limpet run` goes on with it{left}"
+    command = "limpet crawl" if status.job.spider == CRAWL else "limpet run"
+    return f"no worker is running; the same `{command}` goes on, with a larger --max-pages where that ended it{left}"
 
 
 def _all_hosts_wait(hosts: list[PaceRow]) -> str:
     first, *others = hosts
+    if first.held:  # those that wait for a time come before those that wait for a person
+        more = f", and {count(len(others), 'other host')}" if others else ""
+        return f"every host with a task ready is on hold: {first.authority} ({first.held}){more}; `limpet resume {first.authority}` ends it"
     if not any(host.pause for host in hosts):
         delay = duration(first.delay_ms / 1000)
         return f"at the pace of its hosts: the next request to {first.authority}, after its delay of {delay}"
@@ -123,9 +149,9 @@ def rate_of(status: Status) -> float:
 
 
 def seconds_left(status: Status) -> tuple[float, str] | None:
-    """A guess at what is left, and the host that takes longest, "" for none; None where there is no rate to go by."""
+    """A guess at what is left, and the host that takes longest, "" for none; None where nobody works, or nothing was done of late."""
     rate = rate_of(status)
-    if not rate or not status.open:
+    if not rate or not status.open or not is_worked_on(status):
         return None
     slowest, host = status.open / rate, ""
     delays = {pace.authority: pace.delay_ms / 1000 for pace in status.paces}
@@ -175,9 +201,10 @@ def as_json(status: Status, is_proved: bool) -> dict[str, object]:
         "last_ms": books.last_ms,
         "now_ms": books.now_ms,
         "workers": [asdict(worker) for worker in status.workers],
-        "pauses": [asdict(pace) for pace in status.paces if pace.pause or pace.errors],
+        "pauses": [asdict(pace) for pace in status.paces if pace.pause or pace.errors or pace.held],
         "sources": [{"kind": s.kind, "place": s.place, "host": s.host, "position": s.position, "closed": s.closed} for s in status.sources],
         "requests": [asdict(request) for request in status.requests],
+        "oldest_transaction": asdict(status.oldest_transaction) if status.oldest_transaction else None,
     }
 
 
@@ -218,22 +245,31 @@ def _reasons(reasons: dict[str, int]) -> str:
 def _pace(status: Status) -> list[str]:
     lines = []
     rate = rate_of(status)
-    if status.open and rate:
+    if status.open and rate and is_worked_on(status):
         left = seconds_left(status)
         tail = f"; about {duration(left[0])} left{f', most of it {left[1]}' if left[1] else ''}" if left else ""
         lines.append(f"{rate:.1f} tasks/s over the last minute{tail}")
-    lines += [
-        f"worker: process {w.pid} on {w.host}, since {moment(w.started_ms)}, {count(w.shards, 'shard')}"
-        for w in status.workers
-        if w.is_living
-    ]
-    paused = [pace for pace in status.paces if pace.pause and pace.next_ms > status.books.now_ms]
+    lines += [_worker(w, status.books.now_ms) for w in status.workers if w.is_living or w.shards]
+    held = [pace for pace in status.paces if pace.held]
+    lines += [f"host {pace.authority} is on hold: {cut(pace.held, REASON_CHARS)}" for pace in held[:REASONS_SHOWN]]
+    if len(held) > REASONS_SHOWN:
+        lines.append(f"and {count(len(held) - REASONS_SHOWN, 'other host')} on hold; `limpet hosts` lists them")
+    paused = [pace for pace in status.paces if pace.pause and not pace.held and pace.next_ms > status.books.now_ms]
     lines += [
         f"host {pace.authority} waits until {moment(pace.next_ms)}: {cut(pace.pause, REASON_CHARS)}" for pace in paused[:REASONS_SHOWN]
     ]
     if len(paused) > REASONS_SHOWN:
         lines.append(f"and {count(len(paused) - REASONS_SHOWN, 'other host')}")
     return lines
+
+
+def _worker(worker: WorkerRow, now_ms: int) -> str:
+    """A worker with its shards, its rate, and the age of its lease."""
+    who = f"process {worker.pid} on {worker.host}, since {moment(worker.started_ms)}, {count(worker.shards, 'shard')}"
+    age = duration(max(0, now_ms - worker.heard_ms) / 1000)
+    if worker.is_living:
+        return f"worker: {who}, {worker.tasks_per_s:.1f} tasks/s, lease renewed {age} ago"
+    return f"gone: {who}, last heard of {age} ago; other workers take its shards over"
 
 
 def _beside(status: Status) -> list[str]:
@@ -247,7 +283,10 @@ def _beside(status: Status) -> list[str]:
         lines.append(f"{twins} differ from others in http and https alone; the key option merge_scheme joins them")
     lost = status.books.lost
     if lost:
-        lines.append(f"{count(lost, 'try', 'tries')} lost with their workers, which blames no task")
+        lines.append(f"{count(lost, 'try was', 'tries were')} in flight when a worker was killed; each is tried again, and none is blamed")
+    old = status.oldest_transaction
+    if old is not None and old.age_s > SNAPSHOT_S:
+        lines.append(f"{old.told}; `limpet doctor` says more")
     lines += [f"asked by {r.who}: {r.what}, not yet applied in {count(r.waiting, 'shard')}" for r in status.requests if r.waiting]
     return lines
 

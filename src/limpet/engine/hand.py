@@ -36,6 +36,7 @@ class Host:
     slots: int
     next_s: float  # nothing starts before
     pause: str = ""  # why it waits for longer than its delay
+    held: str = ""  # why a person has paused it: nothing is started until they let it go on
     active: int = 0
     errors: int = 0
     lined_up: bool = False  # stands in the line, or its timer is set
@@ -65,14 +66,15 @@ class Hand:
 
     def host(self, claim: Claim, now: float) -> Host:
         """The pace of a claim's host; a new one may start at once."""
-        host = self.hosts.get(claim.host)
-        if host is None:
-            if len(self.hosts) >= IDLE_HOSTS_MAX:
-                self._forget_idle(now)
-            loopback = is_loopback(claim.authority)
-            delay_s = (0.0 if loopback else 1.0) if self._delay_s < 0 else self._delay_s
-            slots = self._slots or (self._slots_with_delay if delay_s > 0 else 8)
-            host = self.hosts[claim.host] = Host(claim.host, claim.authority, claim.shard, delay_s, slots, now)
+        return self.hosts.get(claim.host) or self._met(claim.host, claim.authority, claim.shard, now)
+
+    def _met(self, host_id: int, authority: str, shard: int, now: float) -> Host:
+        if len(self.hosts) >= IDLE_HOSTS_MAX:
+            self._forget_idle(now)
+        loopback = is_loopback(authority)
+        delay_s = (0.0 if loopback else 1.0) if self._delay_s < 0 else self._delay_s
+        slots = self._slots or (self._slots_with_delay if delay_s > 0 else 8)
+        host = self.hosts[host_id] = Host(host_id, authority, shard, delay_s, slots, now)
         return host
 
     def add(self, claims: Iterable[Claim], now: float) -> None:
@@ -89,7 +91,7 @@ class Hand:
         while self._line:
             host = self._line.popleft()
             host.lined_up = False
-            if not host.claims or host.active >= host.slots:
+            if not host.claims or host.active >= host.slots or host.held:
                 continue
             if host.next_s > now:
                 self._line_up(host, now)
@@ -140,6 +142,18 @@ class Hand:
         if until_s > host.next_s:
             host.next_s, host.pause, host.changed = until_s, reason, True
 
+    def heed(self, host_id: int, authority: str, shard: int, held: str, now: float) -> list[Claim]:
+        """A person has paused a host, or lets it go on: its unstarted claims, to be given back. What runs may end."""
+        host = self.hosts.get(host_id) or self._met(host_id, authority, shard, now)
+        host.held = held
+        if not held:
+            self._line_up(host, now)
+            return []
+        back = list(host.claims)
+        host.claims.clear()
+        self.unstarted -= len(back)
+        return back
+
     def slow(self, host: Host, delay_s: float) -> None:
         """Raise a host's delay, as robots.txt asks: one request at a time from now on."""
         if delay_s > host.delay_s:
@@ -165,15 +179,20 @@ class Hand:
     def startable(self, now: float) -> bool:
         """Whether something may start now."""
         self._ring(now)
-        return any(h.claims and h.active < h.slots and h.next_s <= now for h in self._line)
+        return any(h.claims and h.active < h.slots and h.next_s <= now and not h.held for h in self._line)
 
     def may_take(self, host: Host, now: float, horizon_s: float) -> int:
         """How many further tasks of this host its pace lets start within the horizon."""
-        if host.next_s > now + horizon_s:
+        if host.held or host.next_s > now + horizon_s:
             return 0
         if host.delay_s <= 0:
             return 2**31
         return max(0, int((now + horizon_s - max(now, host.next_s)) / host.delay_s) + 1 - len(host.claims))
+
+    def is_short_of(self, host_id: int, now: float, within_s: float) -> bool:
+        """Whether a host has no claim in hand, and may be asked within so many seconds; so may one that was never met."""
+        host = self.hosts.get(host_id)
+        return host is None or not (host.claims or host.held or host.next_s > now + within_s)
 
     def rows(self, shard: int, now: float) -> tuple[HostRow, ...]:
         """Paces of a shard that changed since they were last committed."""
@@ -186,14 +205,14 @@ class Hand:
         return tuple(found)
 
     def restore(
-        self, host_id: int, authority: str, shard: int, *, delay_s: float, wait_s: float, pause: str, errors: int, now: float
+        self, host_id: int, authority: str, shard: int, *, delay_s: float, wait_s: float, pause: str, errors: int, held: str, now: float
     ) -> None:
         """Bring back a committed pace. After a take-over a host waits one full delay first."""
         loopback = is_loopback(authority)
         own = (0.0 if loopback else 1.0) if self._delay_s < 0 else self._delay_s
         delay_s = max(delay_s, own)
         slots = self._slots or (self._slots_with_delay if delay_s > 0 else 8)
-        self.hosts[host_id] = Host(host_id, authority, shard, delay_s, slots, now + max(wait_s, delay_s), pause, errors=errors)
+        self.hosts[host_id] = Host(host_id, authority, shard, delay_s, slots, now + max(wait_s, delay_s), pause, held, errors=errors)
 
     def holds(self, shard: int) -> bool:
         """Whether anything of a shard is claimed or running."""
@@ -201,6 +220,8 @@ class Hand:
 
     def waiting(self, now: float) -> str:
         """For people: the host that waits longest, and why; "" where none does."""
+        if held := [h for h in self.hosts.values() if h.held]:
+            return f"{held[0].authority}{f' and {len(held) - 1} more' if len(held) > 1 else ''} on hold: {held[0].held}"
         paused = [h for h in self.hosts.values() if h.pause and h.next_s > now]
         if not paused:
             return ""
@@ -210,7 +231,7 @@ class Hand:
     # -- inside ----------------------------------------------------------------------------
 
     def _line_up(self, host: Host, now: float) -> None:
-        if host.lined_up or not host.claims or host.active >= host.slots:
+        if host.lined_up or not host.claims or host.active >= host.slots or host.held:
             return
         host.lined_up = True
         if host.next_s > now:
@@ -227,7 +248,7 @@ class Hand:
                 self._line_up(host, now)
 
     def _forget_idle(self, now: float) -> None:
-        self.hosts = {i: h for i, h in self.hosts.items() if not h.is_idle or h.changed or h.next_s > now}
+        self.hosts = {i: h for i, h in self.hosts.items() if not h.is_idle or h.changed or h.held or h.next_s > now}
 
 
 def is_loopback(authority: str) -> bool:

@@ -5,7 +5,7 @@ and HandlersStuck. A coroutine is driven step by step, so that the watchdog know
 blocks the loop, and so that a handler that swallows its cancellation is ended all the same.
 The time-out is set at the first `await` that waits; most handlers have none, and pay nothing for it.
 
-What an exception means is section 3 of the design: a handler's own mistake ends its task at once,
+What an exception means is section 3 of ARCHITECTURE.md: a handler's own mistake ends its task at once,
 what Limpet raised keeps its meaning, cancellation and lack of memory blame nobody.
 """
 

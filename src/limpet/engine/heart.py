@@ -2,7 +2,7 @@
 
 The lease is counted from when a heartbeat was *sent*, on a clock that goes on while the machine
 sleeps: counted from the answer it would end too late. A worker past `lease - margin` sends nothing
-more; what it holds is dropped, and it takes its shards over anew (design: self-fence).
+more; what it holds is dropped, and it takes its shards over anew (ARCHITECTURE.md, section 5).
 """
 
 from __future__ import annotations

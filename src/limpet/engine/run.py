@@ -9,40 +9,54 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from limpet.engine.attempt import Lookups, Tries
+from limpet.engine.contact import USER_AGENT, missing_contact
 from limpet.engine.hand import Hand
 from limpet.engine.heart import boottime_s
 from limpet.engine.links import Linker
 from limpet.engine.load import code_of
 from limpet.engine.onethread import OneThread, Together
+from limpet.engine.oversight import Crew, Gauge, verdict
+from limpet.engine.report import (
+    EXIT_COMPLETE,
+    EXIT_DEAD,
+    EXIT_LIMIT,
+    EXIT_NOTHING,
+    EXIT_STALLED,
+    EXIT_STOPPED,
+    EXIT_UNVERIFIED,
+    Progress,
+    Report,
+)
 from limpet.engine.sources import SourceReader, source_of_file, source_of_list
 from limpet.engine.spider import Spider, table_name
+from limpet.engine.stopping import Stopping
+from limpet.engine.tally import Tally
 from limpet.engine.threads import HandlerThreads
 from limpet.engine.tx import Terms
 from limpet.engine.watchdog import Watchdog
-from limpet.engine.worker import End, Tally, Worker
-from limpet.errors import UrlRejected, UsageError
+from limpet.engine.worker import End, Worker
+from limpet.errors import StoreError, UrlRejected, UsageError
 from limpet.fetch.http import Client
 from limpet.fetch.robots import product_token
 from limpet.scope import Scope
 from limpet.settings import Settings
 from limpet.store import jobs, standing
+from limpet.store.joining import has_jobs, job_to_join
 from limpet.store.opening import Store, open_store
+from limpet.store.repair import is_mendable
 from limpet.store.standing import Counts, counts_of
 from limpet.store.verify import is_verified, verify_job
 from limpet.url import Canonical, canonicalise
 
 log = logging.getLogger("limpet.run")
-
-#: How we name ourselves where the spider does not.
-USER_AGENT = "limpet/0.1 (no contact given; set user_agent)"
 
 #: Incarnations that may follow each other without one commit between them: more is no bad luck.
 INCARNATIONS_MAX = 50
@@ -50,42 +64,9 @@ INCARNATIONS_MAX = 50
 #: Seconds between two interpreter lock changes: the store's thread gets its turn five times sooner than by default.
 SWITCH_S = 0.001
 
-EXIT_COMPLETE, EXIT_DEAD, EXIT_STOPPED, EXIT_LIMIT, EXIT_NOTHING, EXIT_STALLED, EXIT_UNVERIFIED = 0, 3, 4, 5, 6, 7, 8
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a run ended in. `exit_code` is that of the command line."""
-
-    exit_code: int
-    message: str
-    job: str
-    done: int = 0
-    skipped: int = 0
-    dead: int = 0
-    pending: int = 0
-    records: dict[str, int] = field(default_factory=dict)
-    requests: int = 0
-    seconds: float = 0.0
-    verified: bool = False
-
-    def as_json(self) -> dict[str, object]:
-        """The report as stable, versioned fields."""
-        return {"v": 1, **asdict(self)}
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is; made once a heartbeat."""
-
-    done: int
-    skipped: int
-    failed: int
-    dead: int
-    known: int
-    in_flight: int
-    pages_per_s: float
-    waiting: str
+#: New objects between two collections of the youngest garbage. A page makes thousands that reference counts free; looking
+#: through them each 700, as is the default, took 5 % of the time, and here finds a few cycles of aiohttp's.
+COLLECT_EVERY = 20_000
 
 
 async def run(
@@ -99,11 +80,13 @@ async def run(
     params: Mapping[str, str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     handle_signals: bool = True,
+    crew: Crew | None = None,
 ) -> Report:
     """Run the job (spider, slot) in the database at `db` until it is complete, or stopped; its report.
 
-    `starts` stands in for the spider's own; a job that was begun with others goes on without those. Raises
-    UsageError for what the caller must mend, and StoreError where the database cannot be opened.
+    `starts` stands in for the spider's own; a job that was begun with others goes on without those. With a
+    `crew`, its processes do the work. Raises UsageError for what the caller must mend, and StoreError where
+    the database cannot be opened.
     """
     settings = settings or Settings()
     spider.params.update(params or {})
@@ -113,23 +96,68 @@ async def run(
     try:
         sources = await reading.call(_sources, spider, starts, starts_from)
         store = await desk.call(open_store, db, settings=settings)
-        tables = {name: table_name(spider.name, name) for name in spider.record_types()}
         sources = await desk.call(_wanted, store, spider.name, slot, sources)
         job = await desk.call(store.join, spider=spider.name, slot=slot, profile=spider.profile, sources=sources)
-        await desk.call(store.ensure_datasets, spider.name, {tables[name]: kind for name, kind in spider.record_types().items()})
         reader = await reading.call(store.again, readonly=True)
-        run_of = _Run(spider, settings, job, store, reader, desk, reading, tables, on_progress)
+        run_of = await _Run.of(spider, settings, job, store, reader, desk, reading, on_progress)
+        early = await run_of.before()
+        if early is not None:
+            return early
+        return (
+            await run_of.work(handle_signals=handle_signals) if crew is None else await run_of.oversee(crew, handle_signals=handle_signals)
+        )
+    finally:
+        await _close(store, reader, desk, reading)
+
+
+async def join(
+    spider: Spider,
+    *,
+    db: str,
+    slot: str | None = None,
+    settings: Settings | None = None,
+    params: Mapping[str, str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    handle_signals: bool = True,
+    parent: int | None = None,
+) -> Report:
+    """Work on a job that is there, beside whoever else does; the oldest of the spider's that is not finished, or that of a slot.
+
+    Nothing is begun: where there is no such job, or no database yet, the report says "nothing to do". `parent`: a descriptor
+    by which whoever started this process asks it to stop, and who proves the job once it is complete.
+    """
+    settings = settings or Settings()
+    spider.params.update(params or {})
+    desk, reading = OneThread("limpet-store"), OneThread("limpet-read")
+    store: Store | None = None
+    reader: Store | None = None
+    try:
+        if not await desk.call(has_jobs, db):
+            return Report(EXIT_NOTHING, "nothing to do: the database holds no job yet; `limpet run` begins one", spider.name)
+        store = await desk.call(open_store, db, create=False, settings=settings)
+        job = await desk.call(job_to_join, store.db, spider.name, slot)
+        if job is None:
+            return Report(EXIT_NOTHING, "nothing to do: no job of this spider waits for workers; `limpet run` begins one", spider.name)
+        store.job = job
+        jobs.refuse_other_keys(job, spider.profile)
+        reader = await reading.call(store.again, readonly=True)
+        run_of = await _Run.of(spider, settings, job, store, reader, desk, reading, on_progress)
+        run_of.parent = parent
         early = await run_of.before()
         if early is not None:
             return early
         return await run_of.work(handle_signals=handle_signals)
     finally:
-        if reader is not None:
-            await reading.call(reader.close)
-        if store is not None:
-            await desk.call(store.close)
-        desk.close()
-        reading.close()
+        await _close(store, reader, desk, reading)
+
+
+async def _close(store: Store | None, reader: Store | None, desk: OneThread, reading: OneThread) -> None:
+    if reader is not None:
+        await reading.call(reader.close)
+    if store is not None:
+        await desk.call(store.close)
+    desk.close()
+    reading.close()
 
 
 def _wanted(store: Store, spider: str, slot: str, found: list[jobs.Source]) -> list[jobs.Source]:
@@ -170,12 +198,38 @@ class _Run:
     reading: OneThread
     tables: dict[str, str]
     on_progress: Callable[[Progress], None] | None
+    parent: int | None = None  # started as one of a crew, by a process that is heard there and proves the job
     tally: Tally = field(default_factory=Tally)
     worker: Worker | None = None
-    stops: int = 0
+    crew: Crew | None = None
+    stopping: Stopping = field(init=False)
+    gauge: Gauge = field(init=False)
+    is_warned: bool = False  # that whoever asks gives no contact
+    elsewhere: Counts | None = None  # what the job has beside what this run tallied
     began_s: float = field(default_factory=time.monotonic)
-    before_counts: Counts | None = None
-    last_done: tuple[float, int] = (0.0, 0)
+
+    def __post_init__(self) -> None:
+        self.stopping = Stopping(self._stop)
+        self.gauge = Gauge(self.counts)
+
+    @classmethod
+    async def of(
+        cls, spider: Spider, settings: Settings, job: jobs.Job, store: Store, reader: Store, desk: OneThread, reading: OneThread,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> _Run:  # fmt: skip
+        """A run whose datasets have their tables."""
+        tables = {name: table_name(spider.name, name) for name in spider.record_types()}
+        await desk.call(store.ensure_datasets, spider.name, {tables[name]: kind for name, kind in spider.record_types().items()})
+        return cls(spider, settings, job, store, reader, desk, reading, tables, on_progress)
+
+    @property
+    def stops(self) -> int:
+        """Wishes to stop so far."""
+        return self.stopping.count
+
+    async def counts(self) -> Counts:
+        """What the job has, by its books."""
+        return await self.reading.call(counts_of, self.reader.db, self.job.id)
 
     # -- before the work -------------------------------------------------------------------
 
@@ -184,7 +238,8 @@ class _Run:
         code = code_of(self.spider)
         if self.job.halted:
             return await self.report(
-                EXIT_UNVERIFIED, f"the job is halted: {self.job.halted}. See `limpet verify --full` and `limpet repair`"
+                EXIT_UNVERIFIED,
+                f"the job is halted: {self.job.halted}. `limpet verify --full` says whether `limpet repair` or a backup helps",
             )
         if self.job.paused:
             if not self.job.paused_code or code == self.job.paused_code:  # a person's pause ends by `limpet resume` alone
@@ -208,8 +263,7 @@ class _Run:
 
     async def work(self, *, handle_signals: bool) -> Report:
         """Worker after worker, until one ends for another reason than a lost lease."""
-        self.before_counts = await self.reading.call(counts_of, self.reader.db, self.job.id)
-        with _switching(), self._signals(handle_signals):
+        with _tuned(), self.stopping.listening(to_signals=handle_signals, to_parent=self.parent), self._counting():
             async with Client(self.settings, user_agent=self.spider.user_agent or USER_AGENT) as client:
                 with Watchdog(self.settings.handler_timeout_s) as watchdog:
                     threads = HandlerThreads(self.settings.concurrency)
@@ -267,6 +321,8 @@ class _Run:
             end = await worker.live()
             if end is End.PAUSED and worker.breaker_tripped:
                 await self.desk.call(self.store.pause, worker.why, code)
+            if end is End.UNAVAILABLE and await self._server_is_back(worker.why):
+                continue
             if end is not End.FENCED:
                 return end, worker.why
             moved_on = self.tally.done + self.tally.skipped + self.tally.failed + self.tally.dead > ended_before
@@ -279,45 +335,91 @@ class _Run:
             if self.stops:
                 return End.STOPPED, worker.why
 
+    async def _server_is_back(self, why: str) -> bool:
+        """Wait for a database server that went away, backing off; False where it is a file, or stays away too long."""
+        if self.store.db.name == "sqlite":
+            return False
+        log.warning("the database is away, waiting up to %g s: %s", self.settings.outage_s, why)
+        began, wait_s = time.monotonic(), 0.25
+        while not self.stops and time.monotonic() - began < self.settings.outage_s:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, 10.0)
+            try:
+                await self.desk.call(self.store.db.reopen)
+                await self.reading.call(self.reader.db.reopen)
+            except StoreError as error:
+                log.debug("still away: %s", error)
+                continue
+            self.store.unsettled = False  # every shard is taken over anew, which settles what was unknown
+            return True
+        return False
+
+    def _stop(self) -> None:
+        if self.worker is not None:
+            self.worker.ask_to_stop()
+        if self.crew is not None:
+            self.crew.stop()
+
+    async def oversee(self, crew: Crew, *, handle_signals: bool) -> Report:
+        """Let a crew do the work. What it came to is read from the database, once, when all of it has ended."""
+        self.crew = crew
+        with self.stopping.listening(to_signals=handle_signals), self._counting():
+            ended = await crew.work()
+        self.crew = None
+        requests = sum(one.requests for one in ended)
+        self.job = await self.reading.call(jobs.read, self.reader.db, self.job.id)
+        found = await self.reading.call(standing.standing, self.reader.db, self.job.id)
+        if found.is_complete and not self.job.halted:
+            return await self.finish(requests)
+        early = await self.before()
+        if early is not None:
+            return replace(early, requests=requests)
+        counts = await self.counts()
+        code, message = verdict(ended, stops=self.stops, pages_done=counts.done, pages_max=self.settings.max_pages)
+        return await self.report(code, message, requests)
+
     @contextlib.contextmanager
-    def _signals(self, wanted: bool) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM) if wanted else ()
-        for number in numbers:
-            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-                loop.add_signal_handler(number, self._stop)
+    def _counting(self) -> Iterator[None]:
+        """Read the job's counts on the side, where somebody wants to see progress."""
+        if self.on_progress is None:
+            yield
+            return
+        self.gauge.on_read = self._read
+        counting = asyncio.create_task(self.gauge.keep())
         try:
             yield
         finally:
-            for number in numbers:
-                with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-                    loop.remove_signal_handler(number)
+            counting.cancel()
 
-    def _stop(self) -> None:
-        self.stops += 1
-        if self.worker is not None:
-            self.worker.ask_to_stop()
+    def _read(self, counts: Counts) -> None:
+        own = self.tally
+        self.elsewhere = replace(
+            counts, known=counts.known - own.discovered, done=counts.done - own.done, skipped=counts.skipped - own.skipped,
+            dead=counts.dead - own.dead,
+        )  # fmt: skip
+        if self.crew is not None:
+            self._show(workers=self.crew.living)
 
     def _beat(self, worker: Worker) -> None:
-        if self.on_progress is None:
+        hosts = (host.authority for host in worker.hand.hosts.values())
+        if not self.is_warned and (warning := missing_contact(self.spider.user_agent or USER_AGENT, self.tally.done, hosts)):
+            self.is_warned = True
+            log.warning("%s", warning)
+        waiting = worker.hand.waiting(boottime_s()) or (worker.why if not worker.hand.running else "")
+        self._show(in_flight=worker.hand.running, waiting=waiting)
+
+    def _show(self, *, in_flight: int = 0, waiting: str = "", workers: int = 0) -> None:
+        """The job as a whole: what the database had at the last look, and what this run did since."""
+        if self.on_progress is None or self.elsewhere is None:
             return
-        before = self.before_counts
-        now, done = time.monotonic(), self.tally.done
-        then, done_then = self.last_done
-        rate = (done - done_then) / (now - then) if then and now > then else 0.0
-        self.last_done = (now, done)
+        own, others = self.tally, self.elsewhere
         self.on_progress(
             Progress(
-                done=(before.done if before else 0) + done,
-                skipped=(before.skipped if before else 0) + self.tally.skipped,
-                failed=self.tally.failed,
-                dead=(before.dead if before else 0) + self.tally.dead,
-                known=(before.known if before else 0) + self.tally.discovered,
-                in_flight=worker.hand.running,
-                pages_per_s=rate,
-                waiting=worker.hand.waiting(boottime_s()) or (worker.why if not worker.hand.running else ""),
+                done=others.done + own.done, skipped=others.skipped + own.skipped, failed=own.failed, dead=others.dead + own.dead,
+                known=others.known + own.discovered, in_flight=in_flight, pages_per_s=self.gauge.done_per_s, waiting=waiting,
+                workers=workers,
             )
-        )
+        )  # fmt: skip
 
     # -- after the work --------------------------------------------------------------------
 
@@ -334,17 +436,20 @@ class _Run:
             End.NOTHING: (EXIT_NOTHING, "nothing to do: none of the starts is a page"),
             End.PAUSED: (EXIT_STALLED, f"the job is paused: {why.removeprefix('paused: ')}"),
             End.STALLED: (EXIT_STALLED, why),
-            End.UNAVAILABLE: (EXIT_STOPPED, f"stopped, nothing is lost: {why}"),
+            End.UNAVAILABLE: (EXIT_STOPPED, f"stopped, resumable: {why}"),
         }
         code, message = messages[end]
         return await self.report(code, message, requests)
 
     async def finish(self, requests: int = 0) -> Report:
         """Prove the whole job; complete only where the proof holds."""
-        verdict = await self.desk.call(verify_job, self.store, self.job)
-        if not verdict.ok:
-            first = verdict.findings[0]
-            return await self.report(EXIT_UNVERIFIED, f"verify failed: {first.invariant}: {first.message}", requests)
+        if self.parent is not None:
+            return await self.report(EXIT_COMPLETE, "complete", requests)
+        proof = await self.desk.call(verify_job, self.store, self.job)
+        if not proof.ok:
+            first = proof.findings[0]
+            helps = "`limpet repair` mends it, or says what is left" if is_mendable(proof.findings) else "only a backup helps"
+            return await self.report(EXIT_UNVERIFIED, f"verify failed: {first.invariant}: {first.message}; {helps}", requests)
         report = await self.report(EXIT_COMPLETE, "complete and verified", requests, verified=True)
         if report.dead > self.settings.max_dead:
             letters = "1 dead letter" if report.dead == 1 else f"{report.dead} dead letters"
@@ -353,7 +458,7 @@ class _Run:
 
     async def report(self, exit_code: int, message: str, requests: int = 0, *, verified: bool = False) -> Report:
         """What the database says now, with this exit code and message."""
-        counts = await self.reading.call(counts_of, self.reader.db, self.job.id)
+        counts = await self.counts()
         return Report(
             exit_code, message, self.job.name, done=counts.done, skipped=counts.skipped, dead=counts.dead, pending=counts.open,
             records=counts.records, requests=requests, seconds=round(time.monotonic() - self.began_s, 3), verified=verified,
@@ -361,10 +466,13 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
+def _tuned() -> Iterator[None]:
+    """The interpreter as a crawl needs it, and afterwards as it was."""
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(max(COLLECT_EVERY, thresholds[0]) if thresholds[0] else 0, *thresholds[1:])
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)

@@ -33,7 +33,7 @@ from limpet.url import KeyProfile, SiteRule
 from limpet.url_tables import host_glob
 
 if TYPE_CHECKING:
-    from limpet.engine.run import Report
+    from limpet.engine.report import Report
 
 ScopeKind = Literal["host", "domain", "prefix", "any"]
 

@@ -11,22 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from limpet.batch import Claim, Result, RobotsRow
 from limpet.engine.attempt import LeaseOver, Tries
-from limpet.engine.committer import Committer, Owned
+from limpet.engine.committer import Committer
 from limpet.engine.heart import Heart, boottime_s
+from limpet.engine.lookout import LOOK_S, Lookout
 from limpet.engine.onethread import OneThread
+from limpet.engine.ownership import Ownership, released
 from limpet.engine.sources import SourceReader
-from limpet.errors import InvariantBroken, OutcomeUnknown, OwnershipLost, StoreBusy, StoreError, StoreUnavailable, UsageError
+from limpet.engine.tally import Tally
+from limpet.errors import InvariantBroken, OutcomeUnknown, OwnershipLost, StoreBusy, StoreCorrupt, StoreError, StoreUnavailable, UsageError
 from limpet.failpoint import failpoint
 from limpet.settings import Settings
 from limpet.store import jobs, lease, standing
 from limpet.store.commit import Committed
 from limpet.store.opening import Store
-from limpet.store.verify import verify_shard
 from limpet.task import Outcome, ShardId
 
 log = logging.getLogger("limpet.worker")
@@ -40,8 +41,12 @@ GRACE_S = 5.0
 #: Batches of a shard that may be unproved before it is proved on, while the crawl goes on.
 VERIFY_EVERY = 200
 
-#: Longest sleep of the loop: what happens elsewhere (requests of people, a freed shard) is seen this soon.
-IDLE_S = 0.5
+#: Longest sleep of the loop: what happens elsewhere (links into our shards, requests of people, a freed shard) is seen this soon.
+IDLE_S = LOOK_S
+
+
+#: Seconds between two looks at what a job waits for: each asks about every shard.
+STANDSTILL_S = 1.0
 
 
 class End(StrEnum):
@@ -56,31 +61,6 @@ class End(StrEnum):
     STALLED = "stalled"
     FENCED = "fenced"  # start again under another id
     UNAVAILABLE = "unavailable"  # the database takes nothing now
-
-
-@dataclass(slots=True)
-class Tally:
-    """What this run did so far; kept over incarnations."""
-
-    done: int = 0
-    skipped: int = 0
-    failed: int = 0
-    dead: int = 0
-    lost: int = 0
-    discovered: int = 0
-    records: dict[str, int] = field(default_factory=dict)
-
-    def add(self, committed: Committed) -> None:
-        """Count what a definite commit holds."""
-        for part in committed.parts:
-            for result in part.results:
-                self.done += result.outcome is Outcome.DONE
-                self.skipped += result.outcome is Outcome.SKIPPED
-                self.failed += result.outcome in (Outcome.FAILED, Outcome.THROTTLED)
-                self.dead += result.outcome is Outcome.DEAD
-        self.discovered += committed.discovered
-        for name, (new, _replaced, _kept, removed, _conflicts) in committed.deltas.items():
-            self.records[name] = self.records.get(name, 0) + new - removed
 
 
 class Worker:
@@ -115,9 +95,9 @@ class Worker:
         self._wake: asyncio.Event = asyncio.Event()
         self._beat_s = 0.0
         self._is_retired = False
-        self._sources_stale = False
         self._finished = 0
         self._rate_s = 0.0
+        self._stood_s = 0.0  # when it was last asked what the job waits for
 
     # -- life ------------------------------------------------------------------------------
 
@@ -132,6 +112,11 @@ class Worker:
         self.heart = Heart(self.store, me, self.settings, clock=self.clock)
         self.tries.heart = self.heart
         self.committer = Committer(self.settings, self.job.id, me.id, self.code, self.hand, pages_left=await self._pages_left())
+        self.shards = Ownership(
+            self.store, self.desk, self.reader, self.reading, self.job, me, self.heart, self.committer, self.hand, self.tally, self.code,
+            self.clock,
+        )  # fmt: skip
+        self.lookout = Lookout(self.reader, self.reading, self.job, me.id, self.committer, self.hand, self.clock)
         self.heart.start()
         try:
             self._end = None
@@ -148,6 +133,8 @@ class Worker:
         except (StoreUnavailable, StoreBusy, OutcomeUnknown) as error:
             self.why = str(error)
             return End.UNAVAILABLE
+        except StoreCorrupt:
+            raise  # no words of ours: the command line has an exit code for it
         except StoreError as error:  # too much of a batch is refused: a broken release, not poison
             self.why = str(error)
             return End.STALLED
@@ -170,12 +157,13 @@ class Worker:
     async def _until_the_end(self) -> End:
         # A predecessor on this machine whose process is gone is told by its file lock, at once.
         await self.desk.call(lease.Watch(self.clock).look, self.store.db, self.me.id)
-        await self._take_free_shards()
+        self.why = await self.shards.take_free()
         while self._end is None:
             now = self.clock()
             self._check_lease()
             self._start_tasks(now)
             await self._feed()
+            await self.lookout.look()
             if self._commit is None and self.committer.due(now, resting=self._is_resting()):
                 self._begin_commit()
             if self._is_at_rest():
@@ -255,9 +243,9 @@ class Worker:
             return
         if self._commit is not None or (self.committer.pages_left is not None and self.committer.room() <= 0):
             return
-        if self._sources_stale:  # whoever had the shard before may have read on
+        if self.shards.has_taken:  # whoever had the shard before may have read on
             self.sources.refresh(await self.reading.call(jobs.sources, self.reader.db, self.job.id))
-            self._sources_stale = False
+            self.shards.has_taken = False
             return
         shard = ShardId(self.sources.first().source % self.job.shards)
         if shard in self.committer.owned and not self.committer.owned[shard].is_leaving:
@@ -298,6 +286,7 @@ class Worker:
         if any(part.results for part in parts):
             self.committer.window.grow()
         self.hand.add((claim for done in committed for claim in done.claims), self.clock())
+        self.shards.heed(committed)
         failpoint("after_acknowledge")
 
     def _measure(self, now: float) -> None:
@@ -309,14 +298,16 @@ class Worker:
 
     async def _patiently(self, action: Callable[[], list[Committed]]) -> list[Committed]:
         """The same commit again while the database takes nothing, for a few seconds: nobody is to blame."""
-        began = self.clock()
+        began, told = self.clock(), ""
         while True:
             try:
                 return await self.desk.call(action)
             except (StoreUnavailable, OutcomeUnknown, StoreBusy) as error:
                 if self.clock() - began > PATIENCE_S:
                     raise
-                log.warning("the database takes no commit now, trying again: %s", error)
+                if str(error) != told:  # the same is not said a dozen times
+                    told = str(error)
+                    log.warning("the database takes no commit now, trying again for %g s: %s", PATIENCE_S, told)
                 await asyncio.sleep(0.25)
 
     def _note_fenced(self, done: Committed) -> None:
@@ -325,94 +316,22 @@ class Worker:
             self.committer.drop_shard(shard)
             self.hand.drop(shard)
 
-    # -- ownership -------------------------------------------------------------------------
-
-    async def _take_free_shards(self) -> None:
-        """Take over every shard without a living owner, proving what is not yet proved before its first claim."""
-        rows = await self.reading.call(lease.shards, self.reader.db, self.job.id)
-        fair = await self._fair_share()
-        others = 0
-        for row in rows:
-            if row.shard in self.committer.owned:
-                continue
-            if row.owner_lives and row.owner != self.me.id:
-                others += 1
-                continue
-            if len(self.committer.owned) >= fair:
-                continue  # another worker has too few: it takes this one
-            taken = await self.desk.call(self.store.take_over, row, self.me, self.code)
-            if taken is None:
-                continue
-            self.tally.lost += taken.lost
-            self.tally.dead += taken.dead
-            self.heart.sent(self.clock())
-            await self._prove(taken.shard, taken.verified, taken.watermark)
-            await self._restore_paces(taken.shard)
-            self.committer.owned[taken.shard] = owned = Owned.of(taken)
-            owned.verified_to = taken.watermark
-            self._sources_stale = True
-        if others and not self.committer.owned:
-            self.why = f"another worker has the job: {others} shards"
-
-    async def _fair_share(self) -> int:
-        """Shards of a worker, where all that live have the same number, rounded up."""
-        row = await self.reading.call(self.reader.db.one, "count_workers", job=self.job.id)
-        return -(-self.job.shards // max(1, int(row[0]) if row else 1))
-
-    async def _give_up_surplus(self) -> None:
-        """Half of what is more than a fair share leaves, drained first; nobody takes from the living."""
-        leaving = [o for o in self.committer.owned.values() if o.is_leaving]
-        surplus = len(self.committer.owned) - len(leaving) - await self._fair_share()
-        if surplus <= 0:
-            return
-        staying = sorted((o for o in self.committer.owned.values() if not o.is_leaving), key=lambda o: self.hand.holds(o.shard))
-        for owned in staying[: -(-surplus // 2)]:
-            owned.is_leaving = True
-            for claim in self.hand.drop(owned.shard):
-                self.committer.add(released(claim, "its shard is handed over"), self.clock())
-
-    async def _restore_paces(self, shard: ShardId) -> None:
-        now = self.clock()
-        for host, authority, delay_ms, wait_ms, pause, errors in await self.reading.call(
-            self.reader.db.rows, "hosts_of_shard", job=self.job.id, shard=shard, most=1000
-        ):
-            self.hand.restore(
-                host,
-                authority,
-                shard,
-                delay_s=delay_ms / 1000,
-                wait_s=max(0, wait_ms) / 1000,
-                pause=pause,
-                errors=errors,
-                now=now,
-            )
-
-    async def _prove(self, shard: ShardId, after: int, upto: int) -> None:
-        findings = await self.reading.call(verify_shard, self.reader.db, self.job, shard, after, upto)
-        if findings:
-            first = findings[0]
-            await self.desk.call(self.store.halt, f"{first.invariant}: {first.message}")
-            raise InvariantBroken(first.message, invariant=first.invariant)
+    # -- once a heartbeat ------------------------------------------------------------------
 
     async def _beat(self) -> None:
         """What is looked after once a heartbeat: free shards, requests of people, proofs, progress."""
         if len(self.committer.owned) < self.job.shards:
-            await self._take_free_shards()
-        await self._give_up_surplus()
+            self.why = await self.shards.take_free() or self.why
+        await self.shards.give_up_surplus()
         for shard, _count in await self.reading.call(self.reader.db.rows, "shards_with_requests", job=self.job.id):
             if shard in self.committer.owned:
                 self.committer.owned[shard].poked = True
         if self._proof is None:
             behind = [o for o in self.committer.owned.values() if o.watermark - max(o.verified, o.verified_to) >= VERIFY_EVERY]
             if behind:
-                self._proof = asyncio.create_task(self._prove_on(max(behind, key=lambda o: o.watermark - o.verified)))
+                self._proof = asyncio.create_task(self.shards.prove_on(max(behind, key=lambda o: o.watermark - o.verified)))
         if self.on_beat:
             self.on_beat(self)
-
-    async def _prove_on(self, owned: Owned) -> None:
-        upto = owned.watermark
-        await self._prove(owned.shard, owned.verified, upto)
-        owned.verified_to = upto
 
     # -- rest ------------------------------------------------------------------------------
 
@@ -457,7 +376,8 @@ class Worker:
             for shard, _task in circles:
                 if ShardId(shard) in self.committer.owned:
                     self.committer.owned[ShardId(shard)].poked = True
-        else:
+        elif self.clock() - self._stood_s > STANDSTILL_S:
+            self._stood_s = self.clock()
             await self._stalled()
 
     async def _stalled(self) -> None:
@@ -474,9 +394,6 @@ class Worker:
             self.why = f"only retries are left; the next is due in {max(0.0, min(due) - now):.0f} s"
         elif alone:
             self.why = f"only suspects are left, to be run alone; the next in {max(0.0, min(alone) - now):.0f} s"
-        if not due and not alone and self.committer.owned:
-            for owned in self.committer.owned.values():
-                owned.is_ready = True  # something is open that no claim has met: look again
 
     async def _sleep(self) -> None:
         """Until something ends, or a time comes."""
@@ -539,8 +456,3 @@ class Worker:
             except StoreError as error:
                 log.debug("this worker could not be retired: %s", error)
         self.store.known.clear()
-
-
-def released(claim: Claim, reason: str, *, due_in_ms: int = 0) -> Result:
-    """A try that was given back: no strike; its task is pending again."""
-    return Result(claim, Outcome.RELEASED, reason=reason, due_in_ms=due_in_ms)

@@ -134,6 +134,7 @@ class Gzip:
         self.is_hungry = True
 
     def decode(self, data: bytes) -> bytes:
+        """What comes next of the members, at most one piece; raises where one is damaged."""
         inflate = self._inflate
         if inflate.eof:
             data = inflate.unused_data + data
@@ -160,6 +161,7 @@ class Deflate:
         self.is_hungry = True
 
     def decode(self, data: bytes) -> bytes:
+        """What comes next, at most one piece; the first two bytes tell which of the two formats it is."""
         if self._inflate is None:
             data = self._head + data
             if len(data) < 2:
@@ -188,6 +190,7 @@ class Brotli:
         self.is_hungry = True
 
     def decode(self, data: bytes) -> bytes:
+        """What comes next, at most one piece."""
         out: bytes = self._stream.process(data, output_buffer_limit=PIECE_BYTES)
         # At the bound it says that it takes more, though it may still have to reach its end.
         self.is_hungry = self._stream.can_accept_more_data() and len(out) < PIECE_BYTES
@@ -212,6 +215,7 @@ class Zstd:
         return _zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
 
     def decode(self, data: bytes) -> bytes:
+        """What comes next of the frames, a small step at a time: one byte may stand for many."""
         pending, at, pieces, size = self._input + data, 0, [], 0
         while at < len(pending) and size < PIECE_BYTES:
             if self._stream.eof:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import ssl
 import time
 import weakref
@@ -62,6 +63,9 @@ FIELDS_MAX = 256
 KEEP_ALIVE_S = 10.0
 #: Seconds a resolved name is kept: resolvers honour shorter lives, but a crawl asks for a host each second.
 DNS_S = 120
+
+#: Characters of what the HTTP parser says that a message repeats.
+REASON_CHARS_MAX = 200
 
 ACCEPT = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
@@ -276,8 +280,8 @@ def _retrieved(future: asyncio.Future[None]) -> None:
 
 
 def _check_end(lost: asyncio.Future[None], url: str) -> None:
-    if lost.done() and not lost.cancelled() and (error := lost.exception()) is not None:
-        raise FetchError(f"{url}: the connection was reset within the body: {error}", kind="reset")
+    if lost.done() and not lost.cancelled() and lost.exception() is not None:
+        raise FetchError(f"{url}: the connection was reset within the body", kind="reset")
 
 
 def _text(headers: CIMultiDictProxy[str]) -> tuple[tuple[str, str], ...]:
@@ -300,8 +304,53 @@ def _latin(value: str) -> str:
 def _fault(error: Exception, url: str) -> FetchError:
     """The FetchError that an error of aiohttp or asyncio means."""
     kind, retryable = _kind(error)
-    reason = str(error) or type(error).__name__
-    return FetchError(f"{url}: {reason}", kind=kind, retryable=retryable)
+    return FetchError(f"{url}: {_in_words(error, kind, url)}", kind=kind, retryable=retryable)
+
+
+def _in_words(error: Exception, kind: str, url: str) -> str:
+    """What went wrong, for whoever reads `limpet dead`: no word of aiohttp's or asyncio's."""
+    match kind, error:
+        case "connect" | "dns" | "tls" | "local", _:
+            target = URL(url, encoded=True)
+            place = f"{target.host_subcomponent}:{target.port}"
+            what = {"dns": f"cannot resolve {target.host}", "tls": f"no TLS with {place}"}.get(kind, f"cannot connect to {place}")
+            return f"{what}: {_cause(error)}"
+        case "timeout", aiohttp.SocketTimeoutError():
+            return "no byte came within read_timeout_s"
+        case "timeout", _:
+            return "the answer was not whole within total_timeout_s"
+        case "truncated", _:
+            return "the body ends too early"
+        case "reset", OSError(errno=int(number)):
+            return f"the connection was lost: {os.strerror(number).lower()}"
+        case "reset", aiohttp.ServerDisconnectedError():
+            return "the connection was closed before an answer"
+        case "bad_answer", aiohttp.ClientResponseError():
+            return f"no HTTP: {_one_line(error.message)}"
+        case "bad_answer", aiohttp.ClientPayloadError() if isinstance(error.__cause__, TransferEncodingError):
+            return f"no HTTP: {_one_line(error.__cause__.message)}"
+        case _:
+            return _one_line(str(error)) or type(error).__name__
+
+
+def _cause(error: Exception) -> str:
+    """Why there is no connection: the system's word for it, without the numbers and addresses that drivers add."""
+    cause: Any = getattr(error, "os_error", error)
+    number = getattr(cause, "errno", None)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return str(cause.verify_message)
+    if isinstance(cause, ssl.SSLError):
+        return str(cause.reason or "the handshake failed").replace("_", " ").lower()
+    if isinstance(cause, TimeoutError):
+        return "no answer within connect_timeout_s"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return str(cause.strerror or cause).lower()
+    return os.strerror(number).lower() if number else str(cause) or "it was closed at once"
+
+
+def _one_line(text: str) -> str:
+    """The first line of a parser's complaint, which goes on to show the bytes under it."""
+    return text.partition("\n")[0].rstrip(": ")[:REASON_CHARS_MAX]
 
 
 def _kind(error: Exception) -> tuple[str, bool]:

@@ -10,7 +10,7 @@
     ... or to a task that is `moved`   so nobody else would ever store the content
     more than `hops_max` in all        FetchError redirect_loop: a strike, then dead
 
-Never an alias, never dropped as a duplicate, never done without content (design section 7). A task that
+Never an alias, never dropped as a duplicate, never done without content (ARCHITECTURE.md, section 7). A task that
 is not a URL (`inside=True`: a keyed call) and what must keep its method and body (307 and 308 of a
 POST, which no URL can name) are always followed inside.
 """

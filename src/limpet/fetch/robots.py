@@ -316,9 +316,10 @@ class RobotsGate:
         try:
             answer, met = await self._asked(f"{origin}/robots.txt")
         except FetchError as error:
+            why = str(error).removeprefix(f"{origin}/robots.txt: ")  # the address is told beside it
             if error.kind == "bad_redirect":
-                return self._settle(origin, Outcome.ALLOW_ALL, b"", 0, str(error))
-            return self._silence(origin, before, error.status or 0, str(error), error.retry_after_s)
+                return self._settle(origin, Outcome.ALLOW_ALL, b"", 0, why)
+            return self._silence(origin, before, error.status or 0, why, error.retry_after_s)
         status = answer.status
         if self.strict and status in (401, 403):
             return self._settle(origin, Outcome.PARSE, FORBIDDEN, status, f"status {status}")

@@ -32,6 +32,7 @@ from limpet.store import datasets, frontier, ledger
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
 from limpet.store.known import KnownKeys
+from limpet.store.tables import Table
 from limpet.task import Lane, Outcome, ShardId, lane_of, state_after
 
 #: Waits, in seconds, before a transaction that met a busy database is repeated whole: 20 s in all.
@@ -58,6 +59,7 @@ class Committed:
     rounds: dict[int, int] = field(default_factory=dict)  # shard -> host at which the next claim goes on
     next_due_ms: dict[int, int | None] = field(default_factory=dict)  # shard -> until its next retry
     suspects_due_ms: dict[int, int] = field(default_factory=dict)  # shard -> until its next suspect is due
+    holds: tuple[frontier.Hold, ...] = ()  # hosts that people paused, or let go on
     at_ms: int = 0
 
 
@@ -66,7 +68,7 @@ class Context:
     """What a commit needs to know beside its parts."""
 
     job: Job
-    tables: Mapping[str, datasets.Table]
+    tables: Mapping[str, Table]
     known: KnownKeys
     suspect_after: int = 3
 
@@ -133,10 +135,11 @@ def write(db: Database, context: Context, alive: Sequence[Part], wants: Mapping[
     failpoint("after_records")
     finish(db, alive)  # 4.
     failpoint("after_finish")
-    revisited = account(db, context.job, alive)  # 5.
+    applied = account(db, context.job, alive)  # 5.
     failpoint("after_account")
     claimed = {part.shard: frontier.claim(db, part, wants.get(part.shard, Want())) for part in alive}  # 6.
     failpoint("after_claim")
+    revisited = {shard: done.put_back for shard, done in applied.items()}
     at_ms = ledger.close_books(db, alive, found, deltas, revisited, {shard: c.tasks for shard, c in claimed.items()})  # 7.
     failpoint("after_ledger")
     return Committed(
@@ -148,6 +151,7 @@ def write(db: Database, context: Context, alive: Sequence[Part], wants: Mapping[
         rounds={shard: c.last_host for shard, c in claimed.items()},
         next_due_ms={shard: c.next_due_ms for shard, c in claimed.items()},
         suspects_due_ms={shard: c.suspect_due_ms for shard, c in claimed.items() if c.suspect_due_ms is not None},
+        holds=tuple(hold for done in applied.values() for hold in done.holds),
         at_ms=at_ms,
     )
 
@@ -286,8 +290,8 @@ def finish(db: Database, alive: Sequence[Part]) -> None:
 # -- 5. account -------------------------------------------------------------------------------
 
 
-def account(db: Database, job: Job, alive: Sequence[Part]) -> dict[ShardId, int]:
-    """Write attempt rows, paces, robots, positions of sources, and what people asked for: shard -> tasks put back."""
+def account(db: Database, job: Job, alive: Sequence[Part]) -> dict[ShardId, frontier.Applied]:
+    """Write attempt rows, paces, robots, positions of sources; do what people asked for: shard -> what was done of it."""
     db.run("put_attempts")
     for part in alive:
         for result in part.results:
@@ -344,6 +348,7 @@ def acknowledge(
         rounds=done.rounds,
         next_due_ms=done.next_due_ms,
         suspects_due_ms=done.suspects_due_ms,
+        holds=done.holds,
         at_ms=done.at_ms,
     )
 
@@ -383,7 +388,7 @@ def _settle_once(db: Database, context: Context, parts: Sequence[Part], wants: M
             raise InvariantBroken("one commit, but some of its shards have it and some have not", invariant="I1")
         if committed:
             db.run("renew", worker=committed[0].owner)  # a real write: visible is not yet durable
-            done = Committed(tuple(committed), at_ms=db.one("clock")[0])  # type: ignore[index]
+            done = Committed(tuple(committed), holds=frontier.applied_holds(db, committed), at_ms=db.one("clock")[0])  # type: ignore[index]
             fenced = [part for part in parts if verdicts[part.shard] is None or not _still_ours(db, part)]
         else:
             alive, fenced = fence(db, parts)

@@ -5,144 +5,23 @@ key wins, and the others' offers are kept, to take its place should the winner, 
 emit it. Over slots the policy decides: `replace` (the greater slot wins), `keep` (the smaller slot
 stays), `history` (a version per slot, where the content changed). The shard is never part of a key.
 
-So step 3 is: insert where absent, read the keys in order, decide (`_decide`, pure), write.
-Columns that begin with `_` are Limpet's own; the view `<table>_view` shows the others. Invariants: I4, I5.
+So step 3 is: insert where absent, read the keys in order, decide (`decide`, pure), write.
+`tables.py` makes the tables. Invariants: I4, I5.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from limpet.batch import Offer, Part, Result, canonical_json
-from limpet.errors import IncompatibleRecord
-from limpet.record import RecordType, added_columns, from_definition
+from limpet.batch import Offer, Part, Result
+from limpet.errors import StoreBusy
 from limpet.store.dialect import Database, Row, quote
 from limpet.store.jobs import Job
+from limpet.store.tables import Table, pack, unpack
 from limpet.task import Outcome, ShardId
-
-#: Limpet's own columns, in the order in which they are stored, before the user's.
-OWN = ("_scope", "_key", "_slot", "_key_text", "_content", "_task_key", "_task", "_try", "_job", "_shard", "_n", "_closed")
-
-#: SQL type of a column, by the kind of its field. Texts keep what numbers would lose: scales, zones.
-SQL_TYPES = {"int": "INTEGER", "bool": "INTEGER", "enum_int": "INTEGER", "float": "REAL", "bytes": "BLOB"}
-
-
-#: Offers that are brought into another order in one step.
-OFFERS_CHUNK = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One dataset: its table, whose rows are unique over (scope, key), in `history` over (scope, key, slot)."""
-
-    name: str
-    type: RecordType
-    width: int  # columns of the table that the present type fills
-
-    @property
-    def history(self) -> bool:
-        """Whether each slot keeps a version of its own."""
-        return self.type.policy == "history"
-
-    @property
-    def columns(self) -> list[str]:
-        """Quoted names of what a row is made of, Limpet's own first."""
-        return [quote(name) for name in (*OWN, *(column.name for column in self.type.columns))]
-
-    def scope_of(self, job: Job) -> int:
-        """The value of `_scope` in this job: its number, or 0 where one row stands for all slots."""
-        return job.id if self.type.scope == "job" else 0
-
-
-# -- making tables, at start and outside any batch ----------------------------------------------
-
-
-def ensure(db: Database, spider: str, name: str, record: RecordType) -> Table:
-    """The table of a record type: made, widened by new optional fields, or refused as IncompatibleRecord."""
-    db.begin()
-    try:
-        known = db.rows_text("SELECT definition FROM dataset WHERE name = ?", (name,))
-        if not known:
-            _create(db, spider, name, record)
-        elif known[0][0] != record.definition():
-            _widen(db, name, known[0][0], record)
-        db.commit()
-    except BaseException:
-        db.rollback()
-        raise
-    return Table(name, record, len(OWN) + len(record.columns))
-
-
-def _create(db: Database, spider: str, name: str, record: RecordType) -> None:
-    own = (
-        "_id INTEGER PRIMARY KEY, _scope INTEGER NOT NULL, _key BLOB NOT NULL, _slot TEXT NOT NULL, _key_text TEXT NOT NULL, "
-        "_content BLOB NOT NULL, _task_key BLOB NOT NULL, _task INTEGER NOT NULL, _try INTEGER NOT NULL, _job INTEGER NOT NULL, "
-        "_shard INTEGER NOT NULL, _n INTEGER NOT NULL, _closed TEXT NOT NULL"
-    )
-    unique = "_scope, _key, _slot" if record.policy == "history" else "_scope, _key"
-    fields = "".join(f", {quote(column.name)} {SQL_TYPES.get(str(column.kind), 'TEXT')}" for column in record.columns)
-    db.run_text(db.ddl(f"CREATE TABLE {quote(name)} ({own}{fields}, UNIQUE ({unique}))"))
-    db.run_text(f"CREATE INDEX {quote(name + '_task')} ON {quote(name)} (_task)")
-    _make_view(db, name, record)
-    db.run_text(
-        "INSERT INTO dataset (name, spider, type, scope, policy, definition, created_ms) VALUES (?, ?, ?, ?, ?, ?, 0)",
-        (name, spider, record.name, record.scope, record.policy, record.definition()),
-    )
-
-
-def _widen(db: Database, name: str, old: str, record: RecordType) -> None:
-    before = from_definition(record.name, old)
-    try:
-        added = added_columns(before, record)
-    except IncompatibleRecord as error:
-        raise IncompatibleRecord(f"the table {name} of {db.place} holds another shape of {record.name}: {error}") from error
-    for column in added:
-        db.run_text(db.ddl(f"ALTER TABLE {quote(name)} ADD COLUMN {quote(column.name)} {SQL_TYPES.get(str(column.kind), 'TEXT')}"))
-    _make_view(db, name, record)
-    _reorder_offers(db, name, [column.name for column in before.columns], [column.name for column in record.columns])
-    db.run_text("UPDATE dataset SET definition = ? WHERE name = ?", (record.definition(), name))
-
-
-def _reorder_offers(db: Database, name: str, before: list[str], after: list[str]) -> None:
-    """Offers hold their values in the order of the fields; bring those that are kept into another order."""
-    if after[: len(before)] == before:
-        return
-    last: Row = (-(2**63), b"", "", b"")
-    columns = "scope, key, slot, task_key"
-    while rows := db.rows_text(
-        f"SELECT {columns}, row_json FROM offer WHERE dataset = ? AND ({columns}) > (?, ?, ?, ?) ORDER BY {columns} LIMIT {OFFERS_CHUNK}",
-        (name, *last),
-    ):
-        for *place, packed in rows:
-            values = dict(zip(before, unpack(packed), strict=False))
-            db.run_text(
-                "UPDATE offer SET row_json = ? WHERE dataset = ? AND scope = ? AND key = ? AND slot = ? AND task_key = ?",
-                (pack(values.get(field) for field in after), name, *place),
-            )
-        last = tuple(rows[-1][:4])
-
-
-def _make_view(db: Database, name: str, record: RecordType) -> None:
-    columns = ", ".join(quote(column.name) for column in record.columns)
-    db.run_text(f"DROP VIEW IF EXISTS {quote(name + '_view')}")
-    db.run_text(f"CREATE VIEW {quote(name + '_view')} AS SELECT _slot AS slot, {columns} FROM {quote(name)} WHERE _closed = ''")
-
-
-def load_tables(db: Database, spider: str | None = None) -> dict[str, Table]:
-    """Every dataset of the database, or of one spider, as its definition says: no spider code is needed."""
-    rows = db.rows_text("SELECT name, type, definition, spider FROM dataset ORDER BY name")
-    return {
-        name: Table(name, from_definition(kind, definition), 0)
-        for name, kind, definition, owner in rows
-        if spider is None or owner == spider
-    }
-
-
-# -- step 3 -------------------------------------------------------------------------------------
 
 
 class Verdict(Enum):
@@ -244,15 +123,22 @@ class Writer:
     def put(self, bids: Sequence[Bid]) -> None:
         """Insert where absent, read the keys in order, decide, write."""
         if self.table.history:
+            self._alone()
             self._put_versions(bids)
             return
         first, later = _lowest_first(bids)
         self._insert([self._row(bid) for bid in first], tail="ON CONFLICT (_scope, _key) DO NOTHING")
         standing = self._standing([bid.offer.key for bid in first])
+        if len(standing) < len(first):
+            raise StoreBusy(f"{self.table.name}: a record that was met was removed meanwhile by another worker")
         for bid in first:
             self._settle(bid, standing[bid.offer.key])
         for bid in later:
             self._settle(bid, self._standing([bid.offer.key])[bid.offer.key])
+
+    def _alone(self) -> None:
+        """Versions of one key in different slots have no row in common that could be locked: one writer at a time."""
+        self.db.rows_text(f"SELECT d.name FROM dataset AS d WHERE d.name = ?{self.db.locked('d')}", (self.table.name,))
 
     def _insert(self, rows: Sequence[Row], *, tail: str = "") -> None:
         columns = self.table.columns
@@ -266,13 +152,13 @@ class Writer:
         )  # fmt: skip
 
     def _standing(self, keys: Sequence[bytes]) -> dict[bytes, Standing]:
-        """The rows that these keys have now; in `history` those of this slot."""
+        """The rows that these keys have now, which nobody else may change before COMMIT; in `history` those of this slot."""
         self.db.run_text("DELETE FROM stage_key")
         self.db.stage("stage_key", 2, [(self.scope, key) for key in keys])
         of_slot = " AND d._slot = ?" if self.table.history else ""
         rows = self.db.rows_text(
             f"SELECT d._key, d._task_key, d._task, d._try, d._job, d._slot, d._content, d._closed FROM stage_key AS k "
-            f"JOIN {self.name} AS d ON d._scope = k.scope AND d._key = k.key{of_slot} ORDER BY d._key",
+            f"JOIN {self.name} AS d ON d._scope = k.scope AND d._key = k.key{of_slot} ORDER BY d._key{self.db.locked('d')}",
             (self.job.slot,) if of_slot else (),
         )
         return {bytes(key): Standing(bytes(task_key), task, tries, job, slot, bytes(content), closed)
@@ -352,6 +238,7 @@ class Writer:
         """Take away what this task emitted in a former try and no longer does; the next offer takes its place."""
         claim = result.claim
         mine = {offer.key for offer in result.offers if offer.dataset == self.table.name}
+        self._hold_former(claim.id)
         gone = []
         for dataset, _scope, key, slot, task_key in self.db.rows("offers_of_task", task=claim.id):
             if dataset == self.table.name and bytes(key) not in mine:
@@ -366,6 +253,15 @@ class Writer:
             return
         for key, slot in rows:
             self._replace_or_remove(part, bytes(key), slot)
+
+    def _hold_former(self, task: int) -> None:
+        """Lock every row that a task wrote or offered to: another worker may offer the same key, or look for its heir, at this moment."""
+        if self.table.history:
+            self._alone()
+            return
+        keys = [row[2] for row in self.db.rows("offers_of_task", task=task) if row[0] == self.table.name]
+        keys += [row[0] for row in self.db.rows_text(f"SELECT _key FROM {self.name} WHERE _task = ? AND _job = ?", (task, self.job.id))]
+        self._standing(sorted({bytes(key) for key in keys}))
 
     def _replace_or_remove(self, part: Part, key: bytes, slot: str) -> None:
         heir = self._lowest_offer(key, slot)
@@ -502,17 +398,3 @@ def _lowest_first(bids: Iterable[Bid]) -> tuple[list[Bid], list[Bid]]:
         else:
             first[bid.offer.key] = bid
     return list(first.values()), later
-
-
-def pack(values: Iterable[object]) -> str:
-    """Stored values as JSON, in the order of the fields; bytes as {"b": hex}."""
-    return canonical_json([{"b": bytes(v).hex()} if isinstance(v, bytes | bytearray | memoryview) else v for v in values])
-
-
-def unpack(text: str) -> list[object]:
-    """The values that `pack` packed.
-
-    >>> unpack(pack([1, "a", b"x", None]))
-    [1, 'a', b'x', None]
-    """
-    return [bytes.fromhex(v["b"]) if isinstance(v, dict) else v for v in json.loads(text)]

@@ -13,40 +13,47 @@ import time
 from collections.abc import Iterator
 
 #: Seconds between two looks of the thread.
-TICK_S = 0.5
+TICK_S = 0.25
 
 
 class Deadlines:
-    """Watches the calls of one connection, one at a time."""
+    """Watches the calls of one connection, one at a time; its thread runs from the first call until `end`."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+    def __init__(self) -> None:
         self._until = 0.0
         self._handle = -1
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self.cuts = 0  # calls that it ended
 
     @contextlib.contextmanager
-    def over(self, handle: int) -> Iterator[None]:
+    def over(self, handle: int, limit_s: float) -> Iterator[None]:
         """Close the socket `handle` where the block takes longer than the limit."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="limpet-deadline", daemon=True)
+            self._ended = threading.Event()
+            self._thread = threading.Thread(target=self._watch, args=(self._ended,), name="limpet-deadline", daemon=True)
             self._thread.start()
         with self._lock:
-            self._handle, self._until = handle, time.monotonic() + self._limit_s
+            self._handle, self._until = handle, time.monotonic() + limit_s
         try:
             yield
         finally:
             with self._lock:
                 self._handle = -1
 
-    def _watch(self) -> None:
-        while True:
-            time.sleep(TICK_S)
+    def end(self) -> None:
+        """Let the thread go; the next call begins another."""
+        self._ended.set()
+        self._thread = None
+
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(TICK_S):
             with self._lock:
                 if self._handle >= 0 and time.monotonic() > self._until:
                     cut(self._handle)
                     self._handle = -1
+                    self.cuts += 1
 
 
 def cut(handle: int) -> None:

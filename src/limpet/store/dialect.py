@@ -31,9 +31,13 @@ class Database(Protocol):
 
     name: str  # sqlite | postgres | mysql
     place: str  # where it is, without a password: for messages
+    ddl_commits: bool  # a change of the schema commits by itself, so a kill may leave half of one
 
     def begin(self) -> None:
         """Start a transaction that may write, where staging has not begun it; StoreBusy where another writer holds on too long."""
+
+    def begin_alone(self) -> None:
+        """Begin a transaction that may change the schema, which only one connection at a time does; StoreBusy where another is at it."""
 
     def begin_read(self) -> None:
         """Start a snapshot that writes nothing, for several queries that must agree."""
@@ -70,6 +74,9 @@ class Database(Protocol):
 
     def has_table(self, name: str) -> bool:
         """Whether a table of that name is there."""
+
+    def locked(self, alias: str) -> str:
+        """What ends a query, for the rows of one of its tables to stay as they are until COMMIT."""
 
     def ddl(self, sql: str) -> str:
         """A statement of the schema, written in SQLite's words, in this database's."""

@@ -18,9 +18,9 @@ from hashlib import sha256
 from limpet.batch import canonical_json
 from limpet.errors import UsageError
 from limpet.record import Column, Kind, RecordType
-from limpet.store import datasets, jobs
-from limpet.store.datasets import Table
+from limpet.store import jobs
 from limpet.store.dialect import Database, Row, quote
+from limpet.store.tables import Table, load_tables
 
 #: Records that are joined before they are written: few system calls, little memory.
 CHUNK_ROWS = 500
@@ -119,7 +119,7 @@ def _one(db: Database, name: str, spider: str) -> tuple[str, Table]:
 
 def _tables(db: Database) -> list[tuple[str, Table]]:
     owners = [row[0] for row in db.rows_text("SELECT DISTINCT spider FROM dataset ORDER BY spider")]
-    return [(owner, table) for owner in owners for table in datasets.load_tables(db, owner).values()]
+    return [(owner, table) for owner in owners for table in load_tables(db, owner).values()]
 
 
 def _slots(db: Database, spider: str) -> list[str]:

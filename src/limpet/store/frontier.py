@@ -28,6 +28,28 @@ REVISIT_MAX = 1000
 LOWEST_HOST = -(2**63)
 
 
+#: Requests that are about a host: its pause by a person, and the end of that.
+HOLDS = ("pause_host", "resume_host")
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A host that a person has paused, or, without a reason, one that goes on."""
+
+    shard: ShardId
+    host: int
+    authority: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What people had asked of one shard, and what was done of it."""
+
+    put_back: int = 0
+    holds: tuple[Hold, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """What step 6 did in one shard."""
@@ -130,18 +152,39 @@ def claim_of(row: Row) -> Claim:
 # -- requests of people -----------------------------------------------------------------------
 
 
-def apply_requests(db: Database, part: Part) -> int:
-    """Apply what people asked of this shard, under its fence; how many tasks were put back."""
+def apply_requests(db: Database, part: Part) -> Applied:
+    """Apply what people asked of this shard, under its fence."""
     changed = 0
+    holds: list[Hold] = []
     for request, what, argument, cursor in db.rows("open_requests", job=part.job, shard=part.shard):
         if changed >= REVISIT_MAX:
             break
+        if what in HOLDS:
+            hold = _hold_of(part, what, argument)
+            db.run("hold_host", job=part.job, shard=part.shard, n=part.n, host=hold.host, authority=hold.authority, held=hold.reason)
+            db.run("move_request", id=request, job=part.job, shard=part.shard, n=part.n, cursor=cursor, changed=1, applied=1)
+            holds.append(hold)
+            continue
         ids, cursor, finished = _to_revisit(db, part, json.loads(argument) | {"what": what}, cursor)
         if ids:
             _revisit(db, part, ids)
         changed += len(ids)
         db.run("move_request", id=request, job=part.job, shard=part.shard, n=part.n, cursor=cursor, changed=len(ids), applied=int(finished))
-    return changed
+    return Applied(changed, tuple(holds))
+
+
+def applied_holds(db: Database, parts: Iterable[Part]) -> tuple[Hold, ...]:
+    """What these batches did to hosts, read from the rows: of a commit that went through without an answer."""
+    return tuple(
+        _hold_of(part, what, argument)
+        for part in parts
+        for what, argument in db.rows("applied_holds", job=part.job, shard=part.shard, n=part.n)
+    )
+
+
+def _hold_of(part: Part, what: str, argument: str) -> Hold:
+    asked = json.loads(argument)
+    return Hold(part.shard, int(asked["host"]), str(asked["authority"]), str(asked["reason"]) if what == "pause_host" else "")
 
 
 def _to_revisit(db: Database, part: Part, argument: dict[str, object], cursor: int) -> tuple[list[int], int, bool]:

@@ -14,7 +14,7 @@ from limpet.errors import UsageError
 from limpet.failpoint import failpoint
 from limpet.settings import SHARDS_MAX
 from limpet.store.dialect import Database
-from limpet.url import KEY_VERSION, KeyProfile
+from limpet.url import KEY_VERSION, OPTIONS, KeyProfile
 
 #: Version of the functions that give a shard and a host from a canonical text.
 HASH_VERSION = 1
@@ -154,9 +154,25 @@ def refuse_other_keys(job: Job, profile: KeyProfile) -> None:
         )
     if profile.digest() != job.key_digest:
         raise UsageError(
-            f"job {job.name} tells URLs apart by other rules than this spider: expected {job.key_profile}, found {profile.to_json()}. "
+            f"job {job.name} tells URLs apart by other rules than this spider: {_differing(job.profile, profile)}. "
             "Put the spider's key options back, or start a new slot with --slot"
         )
+
+
+def _differing(theirs: KeyProfile, ours: KeyProfile) -> str:
+    """What a job's profile and ours do not have in common, by name."""
+    switch = {True: "on", False: "off"}
+    options = [(option, getattr(theirs, option), getattr(ours, option)) for option in OPTIONS]
+    pieces = [f"{option} is {switch[had]} in the job and {switch[has]} here" for option, had, has in options if had != has]
+    had, has = ({rule.host: rule for rule in profile.rules} for profile in (theirs, ours))
+    for host in sorted(had.keys() | has.keys()):
+        if host not in has or host not in had:
+            pieces.append(f"the site rule for {host} is {'only in the job' if host in had else 'not in the job'}")
+        elif had[host] != has[host]:
+            pieces.append(f"the site rule for {host} says something else")
+    if not pieces and theirs.name != ours.name:
+        pieces.append(f"the profile is {theirs.name} in the job and {ours.name} here")
+    return ", ".join(pieces) or "the order of the site rules, or their version"
 
 
 def sources(db: Database, job: int) -> list[SourceRow]:

@@ -15,7 +15,8 @@ import os
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +116,7 @@ class Watch:
         for worker, host, _pid, boot, path, device, inode, worker_beat, lease_ms, until_ms, now_ms in rows:
             if worker == me:
                 continue
-            if _lock_is_free(host, boot, path, device, inode):
+            if lock_is_free(host, boot, path, device, inode):
                 reason = "its process is gone"
             elif self._twice_over(worker, worker_beat, lease_ms, until_ms, now_ms, now):
                 reason = "its lease is over and it did not beat between two looks"
@@ -175,7 +176,7 @@ def _hold(path: str) -> tuple[int, int, int]:
     return handle, seen.st_dev, seen.st_ino
 
 
-def _lock_is_free(host: str, boot: str, path: str, device: int, inode: int) -> bool:
+def lock_is_free(host: str, boot: str, path: str, device: int, inode: int) -> bool:
     """True only where the worker's own file opens here, without being created, and nobody holds it.
 
     Another machine, another boot, another file under the same name (containers share a boot id): says nothing.
@@ -198,6 +199,39 @@ def _lock_is_free(host: str, boot: str, path: str, device: int, inode: int) -> b
     finally:
         os.close(handle)
     return True
+
+
+@contextmanager
+def waiting_lock(folder: str) -> Iterator[None]:
+    """Show for as long as the block runs that a worker is there, though it may have no job yet."""
+    path = os.path.join(folder, f"limpet-waiting-{os.getpid()}.lock")
+    _remove(path)  # of an earlier process of this number
+    handle, _, _ = _hold(path)
+    try:
+        yield
+    finally:
+        _let_go(handle, path)
+
+
+def held_locks(folder: str) -> int:
+    """How many workers of this machine hold their lock file in a folder: they are there, whatever the database says."""
+    try:
+        import fcntl
+    except ImportError:
+        return 0
+    held = 0
+    for path in [*Path(folder).glob("limpet-worker-*.lock"), *Path(folder).glob("limpet-waiting-*.lock")]:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            held += 1
+        finally:
+            os.close(handle)
+    return held
 
 
 def _let_go(handle: int, path: str) -> None:

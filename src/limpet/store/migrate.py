@@ -42,13 +42,17 @@ def version(db: Database) -> int:
     return int(row[0][0])
 
 
+class NoJobYet(UsageError):
+    """The file is there, and nothing is in it: nobody began, or somebody is about to."""
+
+
 def check(db: Database) -> None:
     """Refuse a database of a newer release (SchemaNewer) and one that has still to be migrated (UsageError)."""
     found = version(db)
     if found > latest():
         raise SchemaNewer(f"{db.place} has schema {found}, this Limpet knows up to {latest()}: upgrade Limpet; nothing was changed")
     if found == 0:
-        raise UsageError(f"{db.place} holds no job yet: start one with `limpet crawl` or `limpet run`")
+        raise NoJobYet(f"{db.place} holds no job yet: start one with `limpet crawl` or `limpet run`")
     if found < latest():
         raise UsageError(f"{db.place} has schema {found}, this Limpet needs {latest()}: run `limpet migrate --db {db.place}`")
 
@@ -59,7 +63,7 @@ def migrate(db: Database) -> list[str]:
     for number, name, sql in steps():
         if version(db) >= number:
             continue
-        repeat_busy(db.begin, tries=BEGIN_WAITS_S, wait=time.sleep)
+        repeat_busy(db.begin_alone, tries=BEGIN_WAITS_S, wait=time.sleep)
         try:
             if version(db) < number:
                 for statement in split(sql):

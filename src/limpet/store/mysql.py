@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -26,48 +27,75 @@ from limpet.errors import (
     OutcomeUnknown,
     PoisonRow,
     StoreBusy,
+    StoreCorrupt,
     StoreError,
     StoreUnavailable,
     UsageError,
 )
 from limpet.store.deadline import Deadlines
 from limpet.store.dialect import Row, Value, public_dsn, split, statements
+from limpet.store.session import Session
 
 #: The clock of the database, read anew by each statement, in UTC whatever the server's zone is (`_SESSION`).
 NOW_MS = "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)"
 
-#: Seconds after which a call is ended by closing its socket.
-DEADLINE_S = 60.0
+#: Seconds that one statement of a transaction may take, and those after which its socket is closed.
+STATEMENT_S = 30
+DEADLINE_MORE_S = 5.0
 
-#: Values of one INSERT: well below a max_allowed_packet of 16 MiB for rows of usual size.
+#: Seconds for a call that only reads: a proof over millions of rows takes its time, a black hole does not end.
+READ_DEADLINE_S = 300.0
+
+#: Values of one INSERT: few statements, each of them short.
 VALUES_MAX = 8000
+
+#: Names the lock of whoever changes the schema of a database (64 characters at most); waited for so many seconds.
+SCHEMA_LOCK = "CONCAT('limpet:', MD5(DATABASE()))"
+SCHEMA_LOCK_S = 10
+
+#: Rows that a stream fetches at once.
+STREAM_ROWS = 2000
+
+#: One INSERT is no longer than this part of max_allowed_packet: a character may take four bytes, and escaping doubles some.
+PACKET_PART = 4
 
 #: Words of ours that are MySQL's too; quoted in every statement.
 RESERVED = ("key", "rank", "cursor")
 
-#: Lock wait timeout, deadlock, "record has changed since last read": the whole transaction is safe to repeat.
-_BUSY = frozenset({1205, 1213, 1020, 1637, 3572})
+#: Lock wait timeout, deadlock, "record has changed since last read", a killed statement: the whole transaction is safe to repeat.
+_BUSY = frozenset({1205, 1213, 1020, 1317, 1637, 3572})
 #: The data is refused: out of range, cut, wrong, too long, null, a CHECK; a duplicate key of a user's table.
 _DATA = frozenset({1264, 1265, 1292, 1366, 1406, 1048, 1062, 1101, 3819, 4025, 1300, 1153})
 #: The protocol's own tables refuse a row only where an invariant is broken.
 _CONSTRAINT = frozenset({1062, 1048, 3819, 4025})
 #: The server is going, full, read-only or takes no more connections.
 _UNAVAILABLE = frozenset({1021, 1030, 1040, 1053, 1114, 1129, 1290, 1792, 1836, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
+#: The connection is gone, or leads to a server that has become a replica.
+_LOST = frozenset({1053, 1152, 1153, 1158, 1159, 1160, 1161, 1184, 1290, 1792, 1836, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031})
+#: A table's pages are damaged: crashed, or its file does not hold what it should.
+_CORRUPT = frozenset({1034, 1194, 1195, 1712, 1877})
 
 
 class Mysql:
     """One connection to a MySQL or MariaDB server, for one thread."""
 
     name = "mysql"
+    ddl_commits = True
 
-    def __init__(self, dsn: str, *, lease_s: float = 10.0, readonly: bool = False) -> None:
+    def __init__(self, dsn: str, *, lease_s: float = 10.0, readonly: bool = False, deadline_s: float | None = None) -> None:
         self.dsn = dsn
         self.place = public_dsn(dsn)
         self.readonly = readonly
-        self._limit_s = max(1, int(lease_s / 2))
-        self._sql = {name: translate(sql) for name, sql in statements("mysql", NOW_MS).items()}
+        self._half_lease_s = max(1, int(lease_s / 2))
+        self._session = Session(
+            self.place, self.reopen, write_s=deadline_s or min(STATEMENT_S, 4 * self._half_lease_s) + DEADLINE_MORE_S,
+            read_s=deadline_s or READ_DEADLINE_S,
+        )  # fmt: skip
+        self._sql = _translated()
         self._openings = 0
-        self._deadlines = Deadlines(DEADLINE_S)
+        self._packet_bytes = 2**24
+        self._holds_schema = False
+        self._deadlines = Deadlines()
         self._open()
 
     # -- life ------------------------------------------------------------------------------
@@ -76,34 +104,37 @@ class Mysql:
         with self._errors("connect"):
             self.connection = pymysql.connect(
                 **arguments(self.dsn), charset="utf8mb4", autocommit=True, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS,
-                connect_timeout=10, read_timeout=int(DEADLINE_S), write_timeout=int(DEADLINE_S), conv=_CONVERSIONS,
+                connect_timeout=10, read_timeout=self._session.read_s, write_timeout=self._session.read_s, conv=_CONVERSIONS,
             )  # fmt: skip
-            self._openings += 1
-            self._session()
-            if not self.readonly:
-                for statement in split(self._sql["stage_tables"]):
-                    self._execute(statement)
+        try:
+            with self._errors("connect"), self._deadline(self._session.write_s):
+                keep_alive(self.connection)
+                self._settle_session()
+                if not self.readonly:
+                    for statement in split(self._sql["stage_tables"]):
+                        self._execute(statement)
+        except BaseException:
+            self.close()
+            raise
+        self._openings += 1
+        self._holds_schema = False
+        self._session.opened()
 
-    def _session(self) -> None:
-        wanted: Mapping[str, object] = {
-            "time_zone": "+00:00",
-            "sql_mode": "STRICT_ALL_TABLES,ANSI_QUOTES,NO_ENGINE_SUBSTITUTION",
-            "wait_timeout": self._limit_s if not self.readonly else 3600,
-            "innodb_lock_wait_timeout": min(5, self._limit_s),
-            "autocommit": 1,
-        }
-        for name, value in wanted.items():
-            self._execute(f"SET SESSION {name} = %(value)s", {"value": value})
+    def _settle_session(self) -> None:
+        """Set what this session needs, and read it back: a proxy, or a server's own rules, may not take it."""
+        wanted = settings_of(self._half_lease_s, readonly=self.readonly)
+        self._execute("SET " + ", ".join(f"SESSION {name} = %s" for name in wanted), tuple(wanted.values()))
         self._execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         isolation = self._isolation()
         if isolation != "READ-COMMITTED":
             raise StoreUnavailable(f"{self.place}: expected READ-COMMITTED, found {isolation}")
-        for name, value in wanted.items():
-            found = self._execute(f"SELECT @@SESSION.{name}")[1][0][0]
+        (row,) = self._execute("SELECT " + ", ".join(f"@@SESSION.{name}" for name in wanted))[1]
+        for (name, value), found in zip(wanted.items(), row, strict=True):
             ours = set(str(value).split(",")) if name == "sql_mode" else {str(value)}
             if not ours <= set(str(found).split(",")):
                 raise StoreUnavailable(f"{self.place}: {name} was not taken: expected {value}, found {found}")
-        if not self.readonly and self._execute("SELECT @@GLOBAL.read_only")[1][0][0]:
+        ((self._packet_bytes, is_readonly),) = self._execute("SELECT @@max_allowed_packet, @@GLOBAL.read_only")[1]
+        if is_readonly and not self.readonly:
             raise StoreUnavailable(f"{self.place} takes no writes (a replica?): name the primary")
 
     def _isolation(self) -> str:
@@ -118,14 +149,16 @@ class Mysql:
         self._open()
 
     def close(self) -> None:
-        """Close the connection; never raises."""
+        """Close the connection, for good unless it is opened again; never raises."""
+        self._session.is_closed = True
+        self._deadlines.end()
         with contextlib.suppress(Exception):
             self.connection.close()
 
     def incarnation(self) -> str:
         """The server, and the number of this connection, which a restart ends: another value voids every cache."""
-        with self._errors("incarnation"):
-            rows = self._execute("SELECT @@server_id, @@hostname, @@datadir")[1]
+        sql = "SELECT @@server_id, @@hostname, @@datadir"
+        rows = self._session.again(lambda: self._read("incarnation", sql, None, self._session.write_s))
         return f"{rows}:{self._openings}"
 
     # -- transactions ----------------------------------------------------------------------
@@ -134,34 +167,70 @@ class Mysql:
         return bool(self.connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS)  # type: ignore[attr-defined]
 
     def begin(self) -> None:
-        """START TRANSACTION, where none is open."""
-        if not self._in_transaction():
-            with self._errors("begin"):
-                self._execute("START TRANSACTION")
+        """START TRANSACTION; nothing where staging has begun it."""
+        if self._session.under_way:
+            self._session.ready()
+            return
+        self._start("START TRANSACTION")
+        self._session.begun()
 
     def begin_read(self) -> None:
         """Start a snapshot that writes nothing."""
-        with self._errors("begin"):
-            self._execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            self._execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        self._start("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        self._session.begun(snapshot=True)
+
+    def begin_alone(self) -> None:
+        """Begin a change of the schema, which only one connection at a time may make. What DDL commits by itself stays locked."""
+        ((got,),) = self.rows_text(f"SELECT GET_LOCK({SCHEMA_LOCK}, {SCHEMA_LOCK_S})")
+        if got != 1:
+            raise StoreBusy(f"{self.place}: another process is changing the schema")
+        self._holds_schema = True
+        self.begin()
+
+    def _start(self, *said: str) -> None:
+        def start() -> None:
+            with self._errors("begin"), self._deadline(self._session.write_s):
+                for sql in said:
+                    self._execute(sql)
+
+        self._session.again(start)
 
     def commit(self) -> None:
         """COMMIT; OutcomeUnknown where the connection is lost or the answer never comes."""
+        self._session.ready()
         if not self._in_transaction():
             raise InvariantBroken(f"{self.place}: COMMIT outside a transaction", invariant="commit")
         try:
             with self._deadline():
                 self._execute("COMMIT")
-        except pymysql.Error as error:
+        except (pymysql.Error, OSError) as error:
+            self._note_lost(error)
             if _code(error) in _BUSY:
                 raise StoreBusy(f"{self.place}: COMMIT was refused: {_told(error)}") from error
             raise OutcomeUnknown(f"{self.place}: no certain answer to COMMIT: {_told(error)}") from error
+        self._session.ended()
+        self._let_schema_go()
 
     def rollback(self) -> None:
         """Undo all of it (a lock wait that timed out undoes only its own statement); never raises."""
-        with contextlib.suppress(Exception):
-            if self.connection.open:
-                self._execute("ROLLBACK")
+        try:
+            if not self._session.is_lost and self.connection.open:
+                with self._deadline():
+                    self._execute("ROLLBACK")
+        except Exception:
+            self._session.is_lost = True
+        self._session.ended()
+        self._let_schema_go()
+
+    def _let_schema_go(self) -> None:
+        """Where that fails, the connection is given up, and the lock with it."""
+        if self._holds_schema and not self._session.is_lost:
+            try:
+                with self._deadline():
+                    self._execute(f"SELECT RELEASE_LOCK({SCHEMA_LOCK})")
+            except Exception:
+                self._session.is_lost = True
+        self._holds_schema = False
 
     # -- statements ------------------------------------------------------------------------
 
@@ -170,15 +239,21 @@ class Mysql:
             changed = cursor.execute(sql, values)
             return changed, list(cursor.fetchall() or ()) if cursor.description else []
 
+    def _read(self, doing: str, sql: str, values: Any, limit_s: float | None = None) -> list[Row]:
+        with self._errors(doing), self._deadline(limit_s):
+            return self._execute(sql, values)[1]
+
     def run(self, statement: str, **values: Value) -> int:
         """Run a named statement; the rows it matched."""
+        sql = self._sql[statement]
+        self._session.ready()
         with self._errors(statement), self._deadline():
-            return self._execute(self._sql[statement], values)[0]
+            return self._execute(sql, values)[0]
 
     def rows(self, statement: str, **values: Value) -> list[Row]:
         """Every row of a named query."""
-        with self._errors(statement), self._deadline():
-            return self._execute(self._sql[statement], values)[1]
+        sql = self._sql[statement]
+        return self._session.again(lambda: self._read(statement, sql, values))
 
     def one(self, statement: str, **values: Value) -> Row | None:
         """The first row of a named query, or None."""
@@ -187,43 +262,67 @@ class Mysql:
 
     def run_text(self, sql: str, values: Sequence[Value] = ()) -> int:
         """Run SQL made of checked identifiers; the rows it matched. DDL commits, so a transaction is begun again after it."""
+        self._session.ready()
         with self._errors(sql), self._deadline():
-            was_open = self._in_transaction()
             try:
                 changed = self._execute(positional(sql), tuple(values) or None)[0]
             except pymysql.Error as error:
                 if _code(error) not in (1061, 1060):  # this index, this column is there already
                     raise
                 changed = 0
-            if was_open and not self._in_transaction():
+            if self._session.under_way and not self._in_transaction():
                 self._execute("START TRANSACTION")
             return changed
 
     def rows_text(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         """Every row of such a query."""
-        with self._errors(sql), self._deadline():
-            return self._execute(positional(sql), tuple(values) or None)[1]
+        return self._session.again(lambda: self._read(sql, positional(sql), tuple(values) or None))
 
     def stream_text(self, sql: str, values: Sequence[Value] = ()) -> Iterator[Row]:
         """The rows of such a query, one by one, unbuffered."""
+        self._session.ready()
         with self._errors(sql), self.connection.cursor(SSCursor) as cursor:
-            cursor.execute(positional(sql), tuple(values) or None)
-            yield from cursor
+            with self._deadline():
+                cursor.execute(positional(sql), tuple(values) or None)
+            while rows := self._fetch(cursor):
+                yield from rows
+
+    def _fetch(self, cursor: SSCursor) -> list[Row]:
+        with self._deadline():
+            return list(cursor.fetchmany(STREAM_ROWS))
 
     def stage(self, table: str, width: int, rows: Sequence[Row], *, tail: str = "") -> None:
         """Insert many rows by statements of many values; `tail` is a conflict clause in SQLite's words."""
-        step = max(1, VALUES_MAX // width)
-        one = f"({','.join(['%s'] * width)})"
         tail = re.sub(r"ON CONFLICT \(.*\) DO NOTHING", "ON DUPLICATE KEY UPDATE _key = _key", tail)
-        target = quoted(table)
+        target, one = quoted(table), f"({','.join(['%s'] * width)})"
+        self._session.ready()
         with self._errors(table), self._deadline():
-            for start in range(0, len(rows), step):
-                piece = rows[start : start + step]
+            for piece in self._pieces(table, max(1, VALUES_MAX // width), rows):
                 flat = [value for row in piece for value in row]
                 self._execute(f"INSERT INTO {target} VALUES {','.join([one] * len(piece))} {tail}", flat)
 
+    def _pieces(self, table: str, rows_max: int, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Rows for one INSERT each: not too many, and not too long for one packet, which would cost the connection."""
+        bytes_max = self._packet_bytes // PACKET_PART
+        piece: list[Row] = []
+        size = 0
+        for row in rows:
+            more = sum(len(value) for value in row if isinstance(value, str | bytes)) + 8 * len(row)
+            if more > bytes_max:
+                raise PoisonRow(
+                    f"{self.place} refuses the data ({table}): a row of {more:,} bytes; max_allowed_packet lets one have {bytes_max:,}"
+                )
+            if piece and (len(piece) >= rows_max or size + more > bytes_max):
+                yield piece
+                piece, size = [], 0
+            piece.append(row)
+            size += more
+        if piece:
+            yield piece
+
     def unstage(self) -> None:
-        """Empty the staging tables, which are this session's."""
+        """Begin the transaction and empty the staging tables, which are this session's."""
+        self.begin()
         with self._errors("unstage"), self._deadline():
             for statement in split(self._sql["unstage"]):
                 self._execute(statement)
@@ -231,6 +330,10 @@ class Mysql:
     def has_table(self, name: str) -> bool:
         """Whether a table of that name is in this database."""
         return bool(self.rows_text("SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?", (name,)))
+
+    def locked(self, alias: str) -> str:
+        """Ends a query whose rows nobody else may change before COMMIT."""
+        return " FOR UPDATE"
 
     def ddl(self, sql: str) -> str:
         """A statement of the schema, with MySQL's types."""
@@ -242,38 +345,46 @@ class Mysql:
 
     # -- errors ----------------------------------------------------------------------------
 
-    def _deadline(self) -> contextlib.AbstractContextManager[None]:
+    def _deadline(self, limit_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         line = getattr(self.connection, "_sock", None)
-        return self._deadlines.over(line.fileno()) if line is not None else contextlib.nullcontext()
+        return self._deadlines.over(line.fileno(), limit_s or self._session.limit_s) if line is not None else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except pymysql.Error as error:
-            code, told = _code(error), _told(error)
-            if code in _BUSY:
-                raise StoreBusy(f"{self.place}: {told} ({doing})") from error
-            if code in _CONSTRAINT and doing in self._sql:
-                raise InvariantBroken(
-                    f"{self.place}: a table of the protocol refuses a row ({doing}): {told}", invariant="schema"
-                ) from error
-            if code in _DATA or (isinstance(error, pymysql.DataError) and not code):
-                raise PoisonRow(f"{self.place} refuses the data ({doing}): {told}") from error
-            if code in _UNAVAILABLE or isinstance(error, pymysql.InterfaceError):
-                raise StoreUnavailable(f"{self.place}: {told} ({doing})") from error
-            raise StoreError(f"{self.place}: {type(error).__name__}: {told} ({doing})") from error
+        except (pymysql.Error, OSError) as error:
+            self._note_lost(error)
+            raise self._meant(error, doing) from error
         except (OverflowError, UnicodeError, TypeError) as error:
             raise PoisonRow(f"{self.place} refuses the data ({doing}): {error}") from error
-        except OSError as error:
-            raise StoreUnavailable(f"{self.place}: {error} ({doing})") from error
+
+    def _meant(self, error: Exception, doing: str) -> StoreError:
+        """The error of ours that says what the caller must do."""
+        code, told = _code(error), f"{self.place}: {_told(error)} ({doing})"
+        if code in _BUSY:
+            return StoreBusy(told)
+        if code in _CONSTRAINT and doing in self._sql:
+            return InvariantBroken(f"{self.place}: a table of the protocol refuses a row ({doing}): {_told(error)}", invariant="schema")
+        if code in _DATA or (isinstance(error, pymysql.DataError) and not code):
+            return PoisonRow(f"{self.place} refuses the data ({doing}): {_told(error)}")
+        if code in _CORRUPT:
+            return StoreCorrupt(told)
+        if code in _UNAVAILABLE or self._session.is_lost or isinstance(error, OSError):
+            return StoreUnavailable(told)
+        return StoreError(f"{self.place}: {type(error).__name__}: {_told(error)} ({doing})")
+
+    def _note_lost(self, error: Exception) -> None:
+        is_open = getattr(self, "connection", None) is not None and self.connection.open
+        if not is_open or isinstance(error, OSError | pymysql.InterfaceError) or _code(error) in _LOST:
+            self._session.is_lost = True
 
     def lock_holder(self) -> str:
         """Nobody that can be told here."""
         return ""
 
 
-# -- addresses ------------------------------------------------------------------------------------
+# -- addresses and sessions ----------------------------------------------------------------------
 
 
 def arguments(dsn: str) -> dict[str, Any]:
@@ -293,6 +404,33 @@ def arguments(dsn: str) -> dict[str, Any]:
     if "unix_socket" in query:
         found["unix_socket"] = query["unix_socket"]
     return found
+
+
+def settings_of(half_lease_s: int, *, readonly: bool) -> dict[str, object]:
+    """What a session is set to: everything that would cut, guess or wait too long.
+
+    >>> settings_of(5, readonly=False)["wait_timeout"]
+    5
+    """
+    wanted: dict[str, object] = {
+        "time_zone": "+00:00", "sql_mode": "STRICT_ALL_TABLES,ANSI_QUOTES,NO_ENGINE_SUBSTITUTION", "autocommit": 1,
+        "innodb_lock_wait_timeout": min(5, half_lease_s),
+    }  # fmt: skip
+    if readonly:
+        return wanted | {"wait_timeout": 3600}
+    # Frozen between two statements, or in the middle of one: either way its locks end before its lease.
+    return wanted | {"wait_timeout": half_lease_s, "net_read_timeout": half_lease_s, "net_write_timeout": half_lease_s}
+
+
+def keep_alive(connection: pymysql.Connection[Any]) -> None:
+    """Have the system find out about a peer that is gone, within some 15 s."""
+    line = getattr(connection, "_sock", None)
+    if line is None or line.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000)):
+        if hasattr(socket, name):
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _whole(text: bytes | str) -> int | float:
@@ -317,6 +455,11 @@ def _told(error: Exception) -> str:
 _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 _WORD = re.compile(rf"(?<![\w:\"`'])({'|'.join(RESERVED)})\b(?![\"'(])")
 _UPSERT = re.compile(r"ON CONFLICT \([^)]*\) DO UPDATE\s+SET")
+
+
+@cache
+def _translated() -> dict[str, str]:
+    return {name: translate(sql) for name, sql in statements("mysql", NOW_MS).items()}
 
 
 @cache

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from limpet.batch import Part, Want
-from limpet.errors import InvariantBroken, LimpetError, OutcomeUnknown, UsageError
+from limpet.errors import InvariantBroken, LimpetError, OutcomeUnknown, PoisonRow, UsageError
 from limpet.record import RecordType
-from limpet.settings import SHARDS_SQLITE, Settings
-from limpet.store import bisect, datasets, jobs, lease, migrate
+from limpet.settings import SHARDS_SERVER, SHARDS_SQLITE, Settings
+from limpet.store import bisect, jobs, lease, migrate
 from limpet.store.commit import Committed, Context, check_parts, commit
 from limpet.store.dialect import Database, public_dsn, sqlite_path
 from limpet.store.known import KnownKeys
 from limpet.store.sqlite import Sqlite
+from limpet.store.tables import Table, ensure, load_tables
 from limpet.task import ShardId
 from limpet.url import KeyProfile
 
@@ -68,7 +69,7 @@ class Store:
     db: Database
     settings: Settings
     job: jobs.Job | None = None
-    tables: dict[str, datasets.Table] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
     known: KnownKeys = field(default_factory=KnownKeys)
     unsettled: bool = False  # the last commit's outcome is unknown: the same parts must come again
 
@@ -84,15 +85,15 @@ class Store:
 
     def join(self, *, spider: str, slot: str = "", profile: KeyProfile | None = None, sources: Sequence[jobs.Source] = ()) -> jobs.Job:
         """Make the job with its shards and sources, or load it; it is this store's job from now on."""
-        shards = self.settings.shards or SHARDS_SQLITE
+        shards = self.settings.shards or (SHARDS_SQLITE if self.db.name == "sqlite" else SHARDS_SERVER)
         self.job = jobs.join(self.db, spider=spider, slot=slot, profile=profile or KeyProfile.of(), shards=shards, sources=list(sources))
         return self.job
 
     def ensure_datasets(self, spider: str, records: Mapping[str, RecordType]) -> None:
         """Make or widen the tables of a spider's records: table name -> type. Outside any batch."""
         for name, record in sorted(records.items()):
-            self.tables[name] = datasets.ensure(self.db, spider, name, record)
-        for name, table in datasets.load_tables(self.db, spider).items():
+            self.tables[name] = ensure(self.db, spider, name, record)
+        for name, table in load_tables(self.db, spider).items():
             self.tables.setdefault(name, table)
 
     # -- the worker's life -----------------------------------------------------------------
@@ -114,9 +115,13 @@ class Store:
         context = Context(self.job, self.tables, self.known, self.settings.suspect_after)
         try:
             if self.unsettled:
-                done = [commit(self.db, context, parts, wants or {}, unsettled=True)]
-                self.unsettled = False
-                return done
+                try:
+                    done = [commit(self.db, context, parts, wants or {}, unsettled=True)]
+                except PoisonRow:  # settled: it was not written, and its data is refused
+                    self.unsettled = False
+                else:
+                    self.unsettled = False
+                    return done
             return bisect.commit_bisecting(self.db, context, parts, wants or {}, poison_rows_max=self.settings.poison_rows_max)
         except OutcomeUnknown:
             self.unsettled = True
@@ -150,8 +155,13 @@ class Store:
 
 def lock_folder(db: Database) -> str:
     """Where the lock files of workers lie: beside a SQLite file, else in this user's folder for temporary files."""
-    if db.name == "sqlite":
-        return os.path.dirname(os.path.abspath(db.place))
+    return lock_folder_of(db.place if db.name == "sqlite" else "")
+
+
+def lock_folder_of(file: str) -> str:
+    """The same of a database that is a file, or, with "", of one on a server."""
+    if file:
+        return os.path.dirname(os.path.abspath(file))
     folder = os.path.join(tempfile.gettempdir(), f"limpet-{os.getuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     return folder

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from limpet.store import datasets, jobs
+from limpet.store import jobs
 from limpet.store.dialect import Database, quote
+from limpet.store.examine_server import OldTransaction, oldest_transaction
 from limpet.store.opening import Store
 from limpet.store.standing import standing
-from limpet.store.views import PAGE_ROWS, WorkerRow, authority_of, snapshot, workers_of
+from limpet.store.tables import load_tables
+from limpet.store.views import PAGE_ROWS, WINDOW_MS, WorkerRow, authority_of, snapshot, workers_of_job
 from limpet.task import Lane, State
 from limpet.url import digest16, host_id, shard_of
 
 #: Tasks up to which everything is counted at each call: a quarter of a second.
 WHOLE_MAX = 200_000
-#: Time over which the present rate is counted.
-WINDOW_MS = 60_000
 #: Paces that are looked at: the longest waits.
 PACES_MAX = 1000
 #: Hosts with a task ready that are looked at when the reason of a wait is asked for; of more none is named.
@@ -70,6 +70,7 @@ class PaceRow:
     next_ms: int
     pause: str
     errors: int
+    held: str = ""  # why a person has paused it: it goes on when they say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Status:
     oldest_open_ms: int | None = None  # when the oldest open task was found
     skipped_by_reason: dict[str, int] | None = None  # None: not counted, there are too many
     hosts: list[HostRow] | None = None
+    oldest_transaction: OldTransaction | None = None  # of anybody's, on a server
     scheme_twins: int | None = None  # tasks that differ from another only in http and https
 
     @property
@@ -146,7 +148,7 @@ def status(store: Store, job: jobs.Job, *, whole: bool | None = None) -> Status:
             states=states,
             lanes=lanes,
             dead_by_reason=dead,
-            workers=workers_of(db, "view_workers", books.now_ms, job=job.id),
+            workers=workers_of_job(db, job.id, books.now_ms),
             paces=[PaceRow(*row) for row in db.rows("view_paces", job=job.id, most=PACES_MAX)],
             sources=jobs.sources(db, job.id),
             requests=_requests(db, job.id),
@@ -160,7 +162,7 @@ def status(store: Store, job: jobs.Job, *, whole: bool | None = None) -> Status:
             hosts=_hosts(db, job) if whole else None,
             scheme_twins=_scheme_twins(db, job) if whole and not job.profile.merge_scheme else None,
         )
-    return found
+    return replace(found, oldest_transaction=oldest_transaction(store.db))
 
 
 def _books(db: Database, job: int) -> Books:
@@ -206,7 +208,7 @@ def _states_whole(db: Database, job: int) -> tuple[dict[str, int], int | None]:
 def _records(db: Database, job: jobs.Job) -> dict[str, int]:
     """Rows of each dataset that this job can see."""
     counts = {}
-    for name, table in datasets.load_tables(db, job.spider).items():
+    for name, table in load_tables(db, job.spider).items():
         own = "_scope = ? AND _closed = ''" if table.history else "_scope = ?"
         counts[table.type.name] = db.rows_text(f"SELECT COUNT(*) FROM {quote(name)} WHERE {own}", (table.scope_of(job),))[0][0]
     return counts
@@ -220,11 +222,11 @@ def _waiting_hosts(db: Database, job: jobs.Job, now_ms: int) -> list[PaceRow]:
         after = -(2**63)
         while (found := db.rows("ready_host_after", job=job.id, shard=shard, after=after)[0][0]) is not None:
             pace = paces.get(found)
-            if pace is None or pace.next_ms <= now_ms or len(waiting) >= READY_HOSTS_MAX:
+            if pace is None or (not pace.held and pace.next_ms <= now_ms) or len(waiting) >= READY_HOSTS_MAX:
                 return []
             waiting.append(pace)
             after = found
-    return sorted(waiting, key=lambda pace: pace.next_ms)
+    return sorted(waiting, key=lambda pace: (bool(pace.held), pace.next_ms))
 
 
 def _hosts(db: Database, job: jobs.Job) -> list[HostRow]:

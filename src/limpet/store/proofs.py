@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from limpet.settings import Settings
-from limpet.store.datasets import Table
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
+from limpet.store.tables import Table
 
 #: Findings of one fault that a verdict shows; all of them are counted. A damaged table could break millions of rows.
 SHOWN_MAX = 100

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from limpet.batch import Kind, Part, tries_digest
 from limpet.errors import InvariantBroken, OwnershipLost, UsageError
 from limpet.store import jobs, lease, ledger, repair_records, repair_tasks, verify_schema
-from limpet.store.datasets import load_tables
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
 from limpet.store.opening import Store
 from limpet.store.proofs import FAULTS, Finding, Remedy, several
 from limpet.store.repair_work import Withdrawn, Work
+from limpet.store.tables import load_tables
 from limpet.store.verify import UNREADABLE, Verdict, verify, verify_job
 from limpet.store.verify_tasks import GONE
 from limpet.task import Epoch

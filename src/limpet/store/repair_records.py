@@ -11,10 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 
 from limpet.errors import RecordError
-from limpet.store.datasets import Table, unpack
 from limpet.store.dialect import Row, quote
 from limpet.store.proofs import Finding, Remedy
 from limpet.store.repair_work import Withdrawn, Work
+from limpet.store.tables import Table, unpack
 from limpet.store.verify_records import total_of
 
 #: Records that are handed back to the caller, to look at.

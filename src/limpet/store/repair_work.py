@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from limpet.batch import Part
 from limpet.settings import Settings
-from limpet.store.datasets import Table
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
 from limpet.store.proofs import Finding
+from limpet.store.tables import Table
 
 
 @dataclass(frozen=True, slots=True)

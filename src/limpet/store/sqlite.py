@@ -68,6 +68,7 @@ class Sqlite:
     """One connection to a SQLite file, for one thread."""
 
     name = "sqlite"
+    ddl_commits = False
 
     def __init__(
         self, path: str, *, create: bool = True, readonly: bool = False, synchronous: str = "FULL", vfs: str | None = None
@@ -191,6 +192,10 @@ class Sqlite:
         self.reopen()
         raise WentBack(f"{self.path} was replaced by another file while it was open")
 
+    def begin_alone(self) -> None:
+        """The same: whoever writes is alone."""
+        self.begin()
+
     def begin_read(self) -> None:
         """Start a snapshot that writes nothing."""
         with self._errors("begin"):
@@ -203,7 +208,7 @@ class Sqlite:
         try:
             self.connection.execute("COMMIT")
         except _BUSY as error:
-            raise StoreBusy(f"{self.path} is locked: {error}") from error
+            raise StoreBusy(f"{self.path} is locked by {self._whoever_locks()}") from error
         except apsw.FullError as error:  # the frame that commits is the last of all, and was not written
             raise StoreUnavailable(f"{self.path}: {explain(error, self.path)}") from error
         except apsw.Error as error:
@@ -293,6 +298,10 @@ class Sqlite:
         """Whether a table of that name is there."""
         return bool(self.rows_text("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)))
 
+    def locked(self, alias: str) -> str:
+        """Nothing: a transaction that writes holds every row as it is."""
+        return ""
+
     def ddl(self, sql: str) -> str:
         """A statement of the schema: it is written in SQLite's words."""
         return sql
@@ -310,7 +319,8 @@ class Sqlite:
         try:
             yield
         except _BUSY as error:
-            raise StoreBusy(f"{self.path} is locked by {self.lock_holder() or 'another connection'} ({doing})") from error
+            what = "" if doing in ("open", "begin") else f" ({doing})"
+            raise StoreBusy(f"{self.path} is locked by {self._whoever_locks()}{what}") from error
         except _UNAVAILABLE as error:
             raise StoreUnavailable(f"{self.path}: {explain(error, self.path)}") from error
         except _CORRUPT as error:
@@ -327,6 +337,9 @@ class Sqlite:
             raise PoisonRow(f"{self.path} refuses the data ({doing}): {error}") from error
         except apsw.Error as error:
             raise StoreError(f"{self.path}: {type(error).__name__}: {error} ({doing})") from error
+
+    def _whoever_locks(self) -> str:
+        return self.lock_holder() or "another connection"
 
     def lock_holder(self) -> str:
         """Who holds the write lock of the WAL, as 'process 123 (name)'; '' where nobody does, or it cannot be told."""

@@ -2,7 +2,7 @@
 
 Complete is one statement over all shards: read shard by shard it is wrong in two of six interleavings.
 It is written nowhere. Tasks that moved to each other at once are found here before a job counts as
-complete. Invariants: the end of section 3 of the design.
+complete. Invariants: the end of section 3 of ARCHITECTURE.md.
 """
 
 from __future__ import annotations

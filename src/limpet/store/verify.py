@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from limpet.batch import digest
 from limpet.errors import StoreCorrupt, StoreError, UsageError
 from limpet.settings import Settings
-from limpet.store import datasets, jobs, verify_books, verify_records, verify_schema, verify_tasks
+from limpet.store import jobs, verify_books, verify_records, verify_schema, verify_tasks
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
 from limpet.store.opening import Store
 from limpet.store.proofs import FAULTS, Evidence, Fault, Finding, Head, Remedy, Report, several
+from limpet.store.tables import load_tables
 
 __all__ = ["FAULTS", "Fault", "Finding", "Remedy", "Verdict", "is_verified", "verify", "verify_job", "verify_shard"]
 
@@ -202,7 +203,7 @@ def verify_shard(db: Database, job: Job, shard: int, after: int, upto: int, *, t
     verify_books.prove_books(evidence, shard, after, upto, thorough=thorough)
     verify_tasks.prove_touched(evidence, shard, after, upto, thorough=thorough)
     if thorough:
-        evidence.tables = datasets.load_tables(db, job.spider)
+        evidence.tables = load_tables(db, job.spider)
         prove_records_of_batches(evidence, shard, after, upto)
     verify_books.prove_stamps(evidence, [shard])
     return list(report.findings())

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from limpet.errors import RecordError
-from limpet.store import datasets
-from limpet.store.datasets import OWN, Table
 from limpet.store.dialect import Database, Row, quote
 from limpet.store.proofs import Evidence, several
+from limpet.store.tables import OWN, Table, unpack
 from limpet.store.verify_books import watermarks_now
 from limpet.store.verify_tasks import ranges
 from limpet.store.views import snapshot
@@ -234,7 +233,7 @@ class RecordProof:
         if offer.is_later and self._table.type.scope == "job" and not self._table.history:
             return f"it is of try {offer.tries}, and its task ended as done once more after that"
         try:
-            values = datasets.unpack(offer.packed)
+            values = unpack(offer.packed)
         except (ValueError, KeyError, TypeError) as error:
             return f"it cannot be read: {error}"
         values += [None] * (len(self._table.type.columns) - len(values))

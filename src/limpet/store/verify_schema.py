@@ -15,10 +15,10 @@ from typing import Protocol, cast
 import apsw
 
 from limpet.errors import RecordError
-from limpet.store import datasets, migrate
-from limpet.store.datasets import OWN, SQL_TYPES, Table, load_tables
+from limpet.store import migrate
 from limpet.store.dialect import Database, quote, split
 from limpet.store.proofs import Evidence, Report
+from limpet.store.tables import OWN, SQL_TYPES, Table, load_tables, make_view
 
 #: How SQLite's check begins to say that a row, not the file, is wrong.
 _CONSTRAINTS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value", "TEXT value")
@@ -144,6 +144,6 @@ def remake(db: Database, tables: Mapping[str, Table]) -> int:
             db.run_text(f"CREATE INDEX {quote(table.name + '_task')} ON {quote(table.name)} (_task)")
             made += 1
         if f"{table.name}_view" not in found:
-            datasets._make_view(db, table.name, table.type)
+            make_view(db, table.name, table.type)
             made += 1
     return made

@@ -8,19 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from limpet.errors import LimpetError
-from limpet.store import datasets, jobs, lease
+from limpet.store import jobs, lease
 from limpet.store.dialect import Database, Value, quote
 from limpet.store.frontier import reason_matches
 from limpet.store.opening import Store, open_store
+from limpet.store.tables import load_tables
 from limpet.url import digest16, host_id, shard_of
 
 #: Rows read at a time.
 PAGE_ROWS = 500
 #: Keys of records that a task's story names, of each dataset.
 KEYS_MAX = 100
+#: Time over which the present rate is counted.
+WINDOW_MS = 60_000
+#: Batches of a shard that its worker's rate is counted from, at the most: more than come in that time.
+RATE_BATCHES_MAX = 3000
 
 
 @contextmanager
@@ -59,6 +64,8 @@ class WorkerRow:
     shards: int
     lock_path: str = ""
     dead_reason: str = ""
+    heard_ms: int = 0  # when its lease was last renewed
+    tasks_per_s: float = 0.0  # ended, over the last minute
 
 
 def workers(db: Database) -> list[WorkerRow]:
@@ -69,10 +76,18 @@ def workers(db: Database) -> list[WorkerRow]:
 def workers_of(db: Database, statement: str, now_ms: int, **values: Value) -> list[WorkerRow]:
     """The workers that a statement finds."""
     rows = []
-    for worker, host, pid, boot, path, device, inode, dead, why, until_ms, started_ms, shards in db.rows(statement, **values):
-        is_gone = bool(dead) or lease._lock_is_free(host, boot, path, device, inode)
-        rows.append(WorkerRow(worker, host, pid, not is_gone and until_ms > now_ms, until_ms, started_ms, shards, path, why))
+    for worker, host, pid, boot, path, device, inode, dead, why, until_ms, started_ms, shards, lease_ms in db.rows(statement, **values):
+        is_gone = bool(dead) or lease.lock_is_free(host, boot, path, device, inode)
+        is_living = not is_gone and until_ms > now_ms
+        rows.append(WorkerRow(worker, host, pid, is_living, until_ms, started_ms, shards, path, why, heard_ms=until_ms - lease_ms))
     return rows
+
+
+def workers_of_job(db: Database, job: int, now_ms: int) -> list[WorkerRow]:
+    """The workers of a job, with what each ended in the last minute."""
+    ended = {owner: int(tasks or 0) for owner, tasks in db.rows("view_rates", job=job, window_ms=WINDOW_MS, most=RATE_BATCHES_MAX)}
+    found = workers_of(db, "view_workers", now_ms, job=job)
+    return [replace(w, tasks_per_s=ended.get(w.worker, 0) * 1000 / min(WINDOW_MS, max(1000, now_ms - w.started_ms))) for w in found]
 
 
 # -- dead letters -----------------------------------------------------------------------------
@@ -190,7 +205,7 @@ def _try(number: int, outcome: str, reason: str, status: int, strike: int, solo:
 
 
 def _emitted(db: Database, job: jobs.Job, task: int) -> dict[str, list[str]]:
-    tables = datasets.load_tables(db, job.spider)
+    tables = load_tables(db, job.spider)
     sql = "SELECT _key_text FROM {} WHERE _task = ? AND _job = ? ORDER BY _key_text LIMIT {}"
     found = {
         table.type.name: [row[0] for row in db.rows_text(sql.format(quote(name), KEYS_MAX), (task, job.id))]

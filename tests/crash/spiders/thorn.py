@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -34,6 +35,8 @@ def harm(kind: str) -> None:
     match kind:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
         case "raise":
             raise LookupError("this page is not as it was")
         case "sleep":

@@ -147,6 +147,12 @@ VALUES (:job, :shard, :host, :authority, :delay_ms, {now_ms} + :wait_ms, :pause,
 ON CONFLICT (job, shard, host) DO UPDATE
    SET delay_ms = :delay_ms, next_ms = {now_ms} + :wait_ms, pause = :pause, errors = :errors, n = :n
 
+-- name: hold_host
+-- What a person asked: the pace stays as it is.
+INSERT INTO host (job, shard, host, authority, delay_ms, next_ms, pause, errors, held, n)
+VALUES (:job, :shard, :host, :authority, 0, 0, '', 0, :held, :n)
+ON CONFLICT (job, shard, host) DO UPDATE SET held = :held, n = :n
+
 -- name: put_robots
 INSERT INTO robots (job, shard, origin, outcome, status, body, until_ms, n)
 VALUES (:job, :shard, :origin, :outcome, :status, :body, {now_ms} + :ttl_ms, :n)
@@ -167,6 +173,10 @@ SELECT id, what, argument, cursor FROM request
 -- name: move_request
 UPDATE request SET cursor = :cursor, changed = changed + :changed, applied_n = CASE WHEN :applied = 1 THEN :n ELSE NULL END
  WHERE id = :id AND job = :job AND shard = :shard AND applied_n IS NULL
+
+-- name: applied_holds
+SELECT what, argument FROM request
+ WHERE job = :job AND shard = :shard AND applied_n = :n AND what IN ('pause_host', 'resume_host') ORDER BY id
 
 -- name: dead_candidates
 -- Dead tasks of a shard above a cursor, with the reason of their last try.
@@ -221,6 +231,11 @@ UPDATE task SET lane = 'ready', due_ms = 0
 -- The next host with a task that may start at once: one step along the index, however many rows there are.
 SELECT MIN(host) FROM task WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 AND host > :after
 
+-- name: ready_shards
+-- The shards of an owner in which something is ready: one step along the index for each.
+SELECT s.shard FROM shard AS s WHERE s.job = :job AND s.owner = :owner
+   AND EXISTS (SELECT 1 FROM task AS t WHERE t.job = s.job AND t.shard = s.shard AND t.lane = 'ready' AND t.due_ms = 0) ORDER BY s.shard
+
 -- name: ready_of_host
 SELECT id FROM task
  WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 AND host = :host
@@ -235,11 +250,6 @@ SELECT MIN(due_ms) - {now_ms} FROM task WHERE job = :job AND shard = :shard AND 
 
 -- name: claim
 UPDATE task SET state = 'running', lane = 'running', due_ms = 0, tries = tries + 1, claim_epoch = :epoch, claim_n = :n, claim_solo = :solo
-  FROM stage_id AS s
- WHERE task.id = s.id AND +job = :job AND +shard = :shard AND state IN ('pending', 'failed')
-
--- name: park
-UPDATE task SET lane = 'parked', due_ms = 0
   FROM stage_id AS s
  WHERE task.id = s.id AND +job = :job AND +shard = :shard AND state IN ('pending', 'failed')
 
@@ -404,8 +414,9 @@ SELECT deltas FROM ledger WHERE job = :job AND deltas <> '{}'
 SELECT shard, epoch, watermark, verified FROM shard WHERE job = :job ORDER BY shard
 
 -- name: hosts_of_shard
-SELECT host, authority, delay_ms, next_ms - {now_ms}, pause, errors FROM host WHERE job = :job AND shard = :shard
- ORDER BY next_ms DESC LIMIT :most
+-- Those that a person has paused come first, then the longest waits.
+SELECT host, authority, delay_ms, next_ms - {now_ms}, pause, errors, held FROM host WHERE job = :job AND shard = :shard
+ ORDER BY CASE WHEN held <> '' THEN 0 ELSE 1 END, next_ms DESC LIMIT :most
 
 -- name: robots_of_origin
 SELECT outcome, status, body, until_ms - {now_ms} FROM robots WHERE job = :job AND shard = :shard AND origin = :origin
@@ -456,8 +467,23 @@ SELECT a.reason, COUNT(*) FROM attempt AS a JOIN task AS t ON t.id = a.task AND 
 SELECT t.host, t.state, COUNT(*), MIN(t.id) FROM task AS t WHERE t.job = :job GROUP BY t.host, t.state
 
 -- name: view_paces
-SELECT host, authority, delay_ms, next_ms, pause, errors FROM host
- WHERE job = :job AND (pause <> '' OR errors > 0 OR next_ms > {now_ms}) ORDER BY next_ms DESC, authority LIMIT :most
+SELECT host, authority, delay_ms, next_ms, pause, errors, held FROM host
+ WHERE job = :job AND (pause <> '' OR errors > 0 OR held <> '' OR next_ms > {now_ms})
+ ORDER BY CASE WHEN held <> '' THEN 0 ELSE 1 END, next_ms DESC, authority LIMIT :most
+
+-- name: view_open_hosts
+-- Hosts by their open tasks, those with the most first: (host, one of its tasks, open, ready, running, later).
+SELECT t.host, MIN(t.id), COUNT(*), SUM(CASE WHEN t.lane = 'ready' THEN 1 ELSE 0 END), SUM(CASE WHEN t.lane = 'running' THEN 1 ELSE 0 END),
+       SUM(CASE WHEN t.lane IN ('waiting', 'suspect') THEN 1 ELSE 0 END)
+  FROM task AS t WHERE t.job = :job AND t.lane IS NOT NULL GROUP BY t.host ORDER BY 3 DESC, 1 LIMIT :most
+
+-- name: view_open_of_host
+SELECT t.host, MIN(t.id), COUNT(*), SUM(CASE WHEN t.lane = 'ready' THEN 1 ELSE 0 END), SUM(CASE WHEN t.lane = 'running' THEN 1 ELSE 0 END),
+       SUM(CASE WHEN t.lane IN ('waiting', 'suspect') THEN 1 ELSE 0 END)
+  FROM task AS t WHERE t.job = :job AND t.shard = :shard AND t.host = :host AND t.lane IS NOT NULL GROUP BY t.host
+
+-- name: view_pace
+SELECT host, authority, delay_ms, next_ms, pause, errors, held FROM host WHERE job = :job AND shard = :shard AND host = :host
 
 -- name: view_authority
 SELECT authority FROM host WHERE job = :job AND shard = :shard AND host = :host
@@ -472,14 +498,23 @@ SELECT x.id, x.text FROM task_text AS x JOIN task AS t ON t.id = x.id WHERE x.id
 SELECT l.at_ms FROM task AS t JOIN ledger AS l ON l.job = t.job AND l.shard = t.source_shard AND l.n = t.source_n WHERE t.id = :task
 
 -- name: view_workers
-SELECT w.worker, w.host, w.pid, w.boot, w.lock_path, w.lock_device, w.lock_inode, w.dead, w.dead_reason, w.lease_until_ms, w.started_ms, COUNT(*)
-  FROM shard AS s JOIN worker AS w ON w.worker = s.owner WHERE s.job = :job
- GROUP BY w.worker, w.host, w.pid, w.boot, w.lock_path, w.lock_device, w.lock_inode, w.dead, w.dead_reason, w.lease_until_ms, w.started_ms
- ORDER BY w.started_ms
+-- Those who are not certified dead, with or without a shard, and the dead whose shards nobody has taken over yet.
+SELECT w.worker, w.host, w.pid, w.boot, w.lock_path, w.lock_device, w.lock_inode, w.dead, w.dead_reason, w.lease_until_ms, w.started_ms,
+       (SELECT COUNT(*) FROM shard AS s WHERE s.job = :job AND s.owner = w.worker), w.lease_ms
+  FROM worker AS w
+ WHERE w.job = :job AND (w.dead = 0 OR EXISTS (SELECT 1 FROM shard AS s WHERE s.job = :job AND s.owner = w.worker))
+ ORDER BY w.started_ms, w.worker
 
 -- name: view_all_workers
-SELECT w.worker, w.host, w.pid, w.boot, w.lock_path, w.lock_device, w.lock_inode, w.dead, w.dead_reason, w.lease_until_ms, w.started_ms, 0
-  FROM worker AS w ORDER BY w.started_ms
+SELECT w.worker, w.host, w.pid, w.boot, w.lock_path, w.lock_device, w.lock_inode, w.dead, w.dead_reason, w.lease_until_ms, w.started_ms,
+       (SELECT COUNT(*) FROM shard AS s WHERE s.job = w.job AND s.owner = w.worker), w.lease_ms
+  FROM worker AS w ORDER BY w.started_ms, w.worker
+
+-- name: view_rates
+-- What each worker ended lately: the last batches of each shard, and not the whole ledger.
+SELECT l.owner, SUM(l.done + l.skipped + l.dead)
+  FROM shard AS s JOIN ledger AS l ON l.job = s.job AND l.shard = s.shard AND l.n > s.watermark - :most
+ WHERE s.job = :job AND l.at_ms > {now_ms} - :window_ms GROUP BY l.owner
 
 -- name: view_requests
 SELECT what, argument, who, MIN(at_ms), COUNT(*), SUM(changed), SUM(CASE WHEN applied_n IS NULL THEN 1 ELSE 0 END)

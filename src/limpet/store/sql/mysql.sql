@@ -55,11 +55,6 @@ UPDATE task JOIN stage_id AS s ON task.id = s.id
        task.claim_epoch = :epoch, task.claim_n = :n, task.claim_solo = :solo
  WHERE task.job = :job AND task.shard = :shard AND task.state IN ('pending', 'failed')
 
--- name: park
--- Differs: an UPDATE over a join.
-UPDATE task JOIN stage_id AS s ON task.id = s.id SET task.lane = 'parked', task.due_ms = 0
- WHERE task.job = :job AND task.shard = :shard AND task.state IN ('pending', 'failed')
-
 -- name: revisit
 -- Differs: an UPDATE over a join.
 UPDATE task JOIN stage_id AS s ON task.id = s.id

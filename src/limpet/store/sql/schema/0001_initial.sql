@@ -216,12 +216,12 @@ CREATE TABLE request (
     cursor    INTEGER NOT NULL DEFAULT 0,  -- task ids up to here are done with
     changed   INTEGER NOT NULL DEFAULT 0,
     applied_n INTEGER,
-    CHECK (what IN ('retry', 'repair'))
+    CHECK (what IN ('retry', 'repair', 'pause_host', 'resume_host'))
 );
 
 CREATE INDEX request_open ON request (job, shard, id) WHERE applied_n IS NULL;
 
--- The pace of each host, committed with the batch that changed it.
+-- The pace of each host, committed with the batch that changed it. `held`: why a person has paused it; no pace touches that.
 CREATE TABLE host (
     job       INTEGER NOT NULL,
     shard     INTEGER NOT NULL,
@@ -231,6 +231,7 @@ CREATE TABLE host (
     next_ms   INTEGER NOT NULL,
     pause     TEXT    NOT NULL,
     errors    INTEGER NOT NULL,
+    held      TEXT    NOT NULL DEFAULT '',
     n         INTEGER NOT NULL,
     PRIMARY KEY (job, shard, host)
 ) WITHOUT ROWID;

@@ -1,0 +1,71 @@
+"""Finds what may be claimed by now and no claim has met: links that other workers put into our shards, hosts whose wait is over.
+
+A claim that got less than it asked for shows that its shard has nothing more for the moment, so nobody asks again until
+something of our own leads there. What others discover leads there too, and they tell nobody: so the index of open tasks is
+looked at, a few times a second, by reading alone. A commit that claims nothing is a transaction and a row in the ledger; a
+worker without work made 40 of them a second when it looked by claiming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from limpet.engine.committer import LOWEST_HOST, Committer, Owned
+from limpet.engine.hand import Hand
+from limpet.engine.onethread import OneThread
+from limpet.store.jobs import Job
+from limpet.store.opening import Store
+from limpet.task import ShardId
+
+#: Seconds between two looks.
+LOOK_S = 0.25
+#: Hosts that one look asks about, over all shards: the next look goes on from there.
+HOSTS_MAX = 64
+#: A host that has nothing in hand and may be asked within so many seconds is short of claims.
+SOON_S = 0.5
+
+
+@dataclass(slots=True)
+class Lookout:
+    """Looks on behalf of one worker."""
+
+    reader: Store
+    reading: OneThread
+    job: Job
+    me: str
+    committer: Committer
+    hand: Hand
+    clock: Callable[[], float]
+    _looked_s: float = 0.0
+    _went_on_at: dict[ShardId, int] = field(default_factory=dict)
+
+    async def look(self) -> None:
+        """Note every shard of ours in which a claim would find something; nothing where it is not yet time, or the hand is full."""
+        now = self.clock()
+        if now - self._looked_s < LOOK_S or self.committer.room() <= 0:
+            return
+        asleep = {shard: owned for shard, owned in self.committer.owned.items() if not owned.may_claim(now) and not owned.is_leaving}
+        if not asleep:
+            return
+        self._looked_s = now
+        rows = await self.reading.call(self.reader.db.rows, "ready_shards", job=self.job.id, owner=self.me)
+        steps = HOSTS_MAX
+        for shard in (ShardId(row[0]) for row in rows if row[0] in asleep):
+            steps = await self._ask(asleep[shard], now, steps)
+
+    async def _ask(self, owned: Owned, now: float, steps: int) -> int:
+        """Go round the shard's hosts that have something ready, until one is short of it; the steps that are left."""
+        after = self._went_on_at.get(owned.shard, LOWEST_HOST)
+        while steps > 0:
+            steps -= 1
+            row = await self.reading.call(self.reader.db.one, "ready_host_after", job=self.job.id, shard=owned.shard, after=after)
+            if row is None or row[0] is None:
+                self._went_on_at[owned.shard] = LOWEST_HOST
+                break
+            after = self._went_on_at[owned.shard] = row[0]
+            if self.hand.is_short_of(after, now, SOON_S):
+                owned.is_ready = True
+                self.committer.is_fed = True
+                break
+        return steps

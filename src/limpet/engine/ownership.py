@@ -1,0 +1,132 @@
+"""Which shards a worker has: it takes the free ones, proves them, shares them with others, and brings their paces back.
+
+Workers balance by giving up, never by taking from the living: each has the same number of shards, rounded
+up, and half of its surplus leaves at each heartbeat, drained first. Nothing is claimed in a shard before
+what is not yet proved of it has been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from limpet.batch import Claim, Result
+from limpet.engine.committer import Committer, Owned
+from limpet.engine.hand import Hand
+from limpet.engine.heart import Heart
+from limpet.engine.onethread import OneThread
+from limpet.engine.tally import Tally
+from limpet.errors import InvariantBroken
+from limpet.store import lease
+from limpet.store.commit import Committed
+from limpet.store.jobs import Job
+from limpet.store.opening import Store
+from limpet.store.verify import verify_shard
+from limpet.task import Outcome, ShardId
+
+
+@dataclass(slots=True)
+class Ownership:
+    """The shards of one worker, and how they come and go."""
+
+    store: Store
+    desk: OneThread
+    reader: Store
+    reading: OneThread
+    job: Job
+    me: lease.Worker
+    heart: Heart
+    committer: Committer
+    hand: Hand
+    tally: Tally
+    code: bytes
+    clock: Callable[[], float]
+    has_taken: bool = False  # since the worker last looked at the sources
+
+    async def take_free(self) -> str:
+        """Take over every shard without a living owner, proving what is not yet proved before its first claim; why it has none."""
+        rows = await self.reading.call(lease.shards, self.reader.db, self.job.id)
+        fair = await self._fair_share()
+        others = 0
+        for row in rows:
+            if row.shard in self.committer.owned:
+                continue
+            if row.owner_lives and row.owner != self.me.id:
+                others += 1
+                continue
+            if len(self.committer.owned) >= fair:
+                continue  # another worker has too few: it takes this one
+            taken = await self.desk.call(self.store.take_over, row, self.me, self.code)
+            if taken is None:
+                continue
+            self.tally.lost += taken.lost
+            self.tally.dead += taken.dead
+            self.heart.sent(self.clock())
+            await self.prove(taken.shard, taken.verified, taken.watermark)
+            await self._restore_paces(taken.shard)
+            self.committer.owned[taken.shard] = owned = Owned.of(taken)
+            owned.verified_to = taken.watermark
+            self.has_taken = True
+        return f"another worker has the job: {others} shards" if others and not self.committer.owned else ""
+
+    async def _fair_share(self) -> int:
+        """Shards of a worker, where all that live have the same number, rounded up."""
+        row = await self.reading.call(self.reader.db.one, "count_workers", job=self.job.id)
+        return -(-self.job.shards // max(1, int(row[0]) if row else 1))
+
+    async def give_up_surplus(self) -> None:
+        """Half of what is more than a fair share leaves, drained first; nobody takes from the living."""
+        leaving = [o for o in self.committer.owned.values() if o.is_leaving]
+        surplus = len(self.committer.owned) - len(leaving) - await self._fair_share()
+        if surplus <= 0:
+            return
+        staying = sorted((o for o in self.committer.owned.values() if not o.is_leaving), key=lambda o: self.hand.holds(o.shard))
+        for owned in staying[: -(-surplus // 2)]:
+            owned.is_leaving = True
+            for claim in self.hand.drop(owned.shard):
+                self.committer.add(released(claim, "its shard is handed over"), self.clock())
+
+    async def _restore_paces(self, shard: ShardId) -> None:
+        now = self.clock()
+        for host, authority, delay_ms, wait_ms, pause, errors, held in await self.reading.call(
+            self.reader.db.rows, "hosts_of_shard", job=self.job.id, shard=shard, most=1000
+        ):
+            self.hand.restore(
+                host,
+                authority,
+                shard,
+                delay_s=delay_ms / 1000,
+                wait_s=max(0, wait_ms) / 1000,
+                pause=pause,
+                errors=errors,
+                held=held,
+                now=now,
+            )
+
+    def heed(self, committed: Iterable[Committed]) -> None:
+        """Hosts that people paused, or let go on, by what a definite commit applied: unstarted claims go back."""
+        now = self.clock()
+        for hold in (hold for done in committed for hold in done.holds):
+            for claim in self.hand.heed(hold.host, hold.authority, hold.shard, hold.reason, now):
+                self.committer.add(released(claim, "its host is on hold"), now)
+            if not hold.reason and hold.shard in self.committer.owned:
+                self.committer.owned[hold.shard].is_ready = True
+
+    async def prove(self, shard: ShardId, after: int, upto: int) -> None:
+        """Prove some batches of a shard; where anything is wrong, halt the job and raise InvariantBroken."""
+        findings = await self.reading.call(verify_shard, self.reader.db, self.job, shard, after, upto)
+        if findings:
+            first = findings[0]
+            await self.desk.call(self.store.halt, f"{first.invariant}: {first.message}")
+            raise InvariantBroken(first.message, invariant=first.invariant)
+
+    async def prove_on(self, owned: Owned) -> None:
+        """Prove what was committed in a shard since it was last proved."""
+        upto = owned.watermark
+        await self.prove(owned.shard, owned.verified, upto)
+        owned.verified_to = upto
+
+
+def released(claim: Claim, reason: str, *, due_in_ms: int = 0) -> Result:
+    """A try that was given back: no strike; its task is pending again."""
+    return Result(claim, Outcome.RELEASED, reason=reason, due_in_ms=due_in_ms)
