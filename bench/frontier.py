@@ -11,6 +11,7 @@ what the waiting tasks cost. Each run ends after 300 pages; `resume` is the same
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
 import signal
@@ -42,7 +43,7 @@ PRODUCT = Reply('<h1 class="title">x</h1><i class="sku">1</i><i class="price">1.
 BATCH = 20_000
 
 
-def build(place: Path, site: Served, tasks: int) -> None:
+def build(place: Path, addresses: tuple[str, ...], port: int, tasks: int) -> None:
     """A job of the spider `shop` with so many pending tasks, put in through the store's own batches."""
     settings = Settings(lease_s=600.0)
     store = open_store(f"sqlite:///{place}", settings=settings)
@@ -52,7 +53,7 @@ def build(place: Path, site: Served, tasks: int) -> None:
     taken = [got for row in lease.shards(store.db, job.id) if (got := store.take_over(row, me)) is not None]
     marks = {one.shard: (one.epoch, one.watermark) for one in taken}
     first = taken[0].shard
-    hosts = [(authority, host_id(authority)) for authority in (f"{address}:{site.port}" for address in site.addresses)]
+    hosts = [(authority, host_id(authority)) for authority in (f"{address}:{port}" for address in addresses)]
     moves = -(-tasks // BATCH)
     for number in range(moves):
         links = []
@@ -159,7 +160,12 @@ def main() -> None:
         with serving(lambda host, path, times: PRODUCT, hosts=HOSTS) as site:
             for tasks in options.tasks:
                 began = time.perf_counter()
-                build(folder / f"{tasks}.db", site, tasks)
+                # In a process of its own: the memory that a child may have used at its birth is that of its parent.
+                builder = multiprocessing.get_context("spawn").Process(
+                    target=build, args=(folder / f"{tasks}.db", site.addresses, site.port, tasks)
+                )
+                builder.start()
+                builder.join()
                 size = (folder / f"{tasks}.db").stat().st_size / 2**20
                 print(f"built {tasks:>9,} pending tasks in {time.perf_counter() - began:.1f} s, {size:.0f} MB", flush=True)
             figures: dict[str, list[tuple[float, float]]] = {}

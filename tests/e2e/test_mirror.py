@@ -29,7 +29,9 @@ def tree(folder: Path) -> set[str]:
         known.add(f"/chapter{c}/")
         for s in range(SECTIONS):
             links = f'<a href="s{s + 1}.html">next</a>' if s + 1 < SECTIONS else f'<a href="../chapter{(c + 1) % CHAPTERS}/s0.html">on</a>'
-            written[f"chapter{c}/s{s}.html"] = f'{links}<a href="./../chapter{c}/s{s // 2}.html#back">back</a><a href="missing.html">none</a>'
+            written[f"chapter{c}/s{s}.html"] = (
+                f'{links}<a href="./../chapter{c}/s{s // 2}.html#back">back</a><a href="missing.html">none</a>'
+            )
             known.add(f"/chapter{c}/s{s}.html")
     for name, body in written.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -283,8 +283,8 @@ def test_two_that_moved_to_each_other_at_once_are_not_lost(db: Path, hosts: int)
     with serving(answer, hosts=hosts) as site:
         report = ran(reader(hosts=["127.0.0.*"]), db, site.url("/a"), site.url("/b", hosts - 1))
         assert (report.exit_code, report.done, report.dead) == (0, 1, 0)
-        (stored,) = seen(db, site).items()
-        assert stored in (("/a", "/a"), ("/b", "/b"))
+        ((path, title),) = seen(db, site).items()
+        assert {path, str(title)} <= {"/a", "/b"}  # whichever came second may have followed the first, whose move was known by then
 
 
 def test_a_circle_without_a_page_is_a_dead_letter_and_nothing_else(db: Path) -> None:

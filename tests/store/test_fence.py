@@ -14,7 +14,23 @@ from limpet.store import Store, commit, lease
 from limpet.task import Epoch
 from tests.conftest import Databases, Hire, on_sqlite
 from tests.store.audit import audit
-from tests.store.hands import Faulty, Hand, Held, column, counted, done, dump, emitted, host_in, link, mutated, pages, records, states
+from tests.store.hands import (
+    Faulty,
+    Hand,
+    Held,
+    change_sql,
+    column,
+    counted,
+    done,
+    dump,
+    emitted,
+    host_in,
+    link,
+    mutated,
+    pages,
+    records,
+    states,
+)
 
 
 def two_shards_in_hand(hire: Hire) -> tuple[Hand, Hand]:

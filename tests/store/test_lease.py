@@ -13,16 +13,16 @@ import pytest
 
 from limpet.errors import StoreUnavailable
 from limpet.store import Store, lease, sqlite
-from tests.conftest import Hire
+from tests.conftest import Hire, on_sqlite
 from tests.store.audit import audit
-from tests.store.hands import Clock, Hand, child, column, counted, done, dump, pages
+from tests.store.hands import Clock, Hand, change_sql, child, column, counted, done, dump, pages
 
 #: A worker of its own process: takes what is free, claims, says so, and then does what it is told, a line each.
 WORKER = """
 import sys
 from limpet.settings import Settings
 from limpet.store import lease, open_store
-from tests.store.hands import Hand, done, found_job
+from tests.store.hands import change_sql, Hand, done, found_job
 store = open_store(sys.argv[1], settings=Settings(shards=4, lease_s=float(sys.argv[2])))
 found_job(store)
 hand = Hand.on(store)
@@ -289,7 +289,7 @@ def test_a_delayed_heartbeat_does_not_take_a_lease_back(hire: Hire) -> None:
 def test_a_renewal_without_its_guard_would_revive_the_dead(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of P70."""
     probe = hire(take=False)
-    monkeypatch.setitem(probe.db._sql, "renew", probe.db._sql["renew"].replace("AND dead = 0", ""))  # type: ignore[attr-defined]
+    change_sql(monkeypatch, probe.db, "renew", " AND dead = 0", "")
     with pytest.raises(AssertionError, match="was renewed"):
         renewal_does_not_take_the_lease_back(hire)
 
@@ -431,11 +431,10 @@ def locks_of(path: str) -> list[str]:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="this system does not list its locks")
+@on_sqlite
 def test_asking_who_holds_the_write_lock_drops_no_lock_of_ours(hire: Hire) -> None:
     """A handle on the -shm file, closed, would take every lock of this process on it along, SQLite's own among them."""
     hand = hire(0)
-    if hand.db.name != "sqlite":
-        pytest.skip("only SQLite locks files")
     shm = f"{hand.db.place}-shm"
     hand.db.begin_read()  # type: ignore[attr-defined]
     hand.db.rows_text("SELECT 1 FROM job")

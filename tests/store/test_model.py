@@ -33,6 +33,7 @@ from tests.store.hands import (
     Hand,
     Product,
     break_commit,
+    change_sql,
     done,
     emitted,
     failed,

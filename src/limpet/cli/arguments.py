@@ -302,7 +302,6 @@ def _look_commands(commands: Commands) -> None:
     shell.add_argument("-c", dest="code", metavar="CODE", help="run this instead of a prompt")
     _setting_flags(shell)
 
-
     hosts = commands.add("look", "hosts", "hosts with what waits of them, their pace, and why they wait")
     hosts.add_argument("hosts", nargs="*", type=line_of_text, metavar="HOST", help="these hosts alone: example.com, or a URL of theirs")
     hosts.add_argument("--limit", type=whole, default=30, metavar="N", help="so many hosts with open tasks at the most (30)")

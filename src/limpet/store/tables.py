@@ -88,7 +88,9 @@ def _definition(db: Database, name: str) -> str | None:
 def _drop_leftover(db: Database, name: str) -> None:
     """A table that no row of `dataset` names is somebody's own; or, where DDL commits by itself, one that a killed start left empty."""
     if db.ddl_commits:
-        rows = db.rows_text("SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?", (name,))
+        rows = db.rows_text(
+            "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?", (name,)
+        )
         if {row[0] for row in rows} >= {"_id", *OWN} and not db.rows_text(f"SELECT 1 FROM {quote(name)} LIMIT 1"):
             db.run_text(f"DROP TABLE {quote(name)}")
             return
