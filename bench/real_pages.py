@@ -38,17 +38,24 @@ def fetch(place: Path = PLACE) -> Path:
     if found is not None:
         return found
     place.mkdir(parents=True, exist_ok=True)
-    for package in PACKAGES:
-        with tempfile.TemporaryDirectory(dir=place) as folder:
-            if subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, check=False).returncode == 0:
-                (archive,) = Path(folder).glob("*.deb")
-                half_way = Path(folder) / "half-way"
-                subprocess.run(["dpkg-deb", "-x", archive, half_way], check=True)
-                shutil.move(half_way, place / package)
-                found = pages_of(place / package)
-                if found is not None:
-                    return found
-    raise RuntimeError(f"none of {', '.join(PACKAGES)} can be had by apt-get download; run apt-get update first")
+    for number, package in enumerate((*PACKAGES, *PACKAGES)):
+        if number == len(PACKAGES):  # perhaps this machine has no lists of packages yet
+            subprocess.run(["apt-get", "update", "-qq"], capture_output=True, check=False)
+        found = _downloaded(package, place)
+        if found is not None:
+            return found
+    raise RuntimeError(f"none of {', '.join(PACKAGES)} can be had by apt-get download")
+
+
+def _downloaded(package: str, place: Path) -> Path | None:
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        if subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, check=False).returncode:
+            return None
+        (archive,) = Path(folder).glob("*.deb")
+        half_way = Path(folder) / "half-way"
+        subprocess.run(["dpkg-deb", "-x", archive, half_way], check=True)
+        shutil.move(half_way, place / package)  # whole or not at all
+    return pages_of(place / package)
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 #: Pages whose console blocks are run, and whose Python blocks make the files that those blocks need.
 RUN = ("README.md", "docs/quickstart.md")
 #: Features that are not there yet: each paragraph that names one says so.
-PLANNED = r"PostgreSQL|MariaDB|MySQL|Bloom|I8|I9|I10|[Kk]eyed call|tally(?!\.py)|tallies|budget for paid"
+PLANNED = r"Bloom|I8|I9|I10|[Kk]eyed call|tally(?!\.py)|tallies|budget for paid"
 SAYS_SO = r"planned|later|not built|Not built|not on|none \||reserved|come with|being hardened"
 UNBUILT = ["worker", "schedule", "seed", "consume", "cost", "hosts", "backfill", "reparse", "gc", "ui"]
 #: What other programs take, where a command of ours does not.

@@ -107,8 +107,8 @@ def running(*extra: str, folder: Path | None = None) -> Iterator[MariadbServer]:
         raise RuntimeError("MariaDB is not installed: apt-get install mariadb-server")
     if folder is not None:
         folder.chmod(0o755)
-    with tempfile.TemporaryDirectory(prefix="limpet-maria-", dir=folder) as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="limpet-maria-", dir=folder) as name:
+        folder = Path(name)
         folder.chmod(0o755)
         user = []
         if not os.geteuid():
@@ -116,16 +116,18 @@ def running(*extra: str, folder: Path | None = None) -> Iterator[MariadbServer]:
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
             user = ["--user=nobody"]
         data = folder / "data"
-        subprocess.run(
+        made = subprocess.run(
             [install, "--no-defaults", f"--datadir={data}", *user, "--auth-root-authentication-method=normal", "--skip-test-db",
-             "--innodb-log-file-size=8M"],
-            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
+             "--innodb-log-file-size=8M", f"--tmpdir={folder}"],
+            check=False, capture_output=True, text=True, cwd=folder,
         )  # fmt: skip
+        if made.returncode:
+            raise RuntimeError(f"mariadb-install-db ended with {made.returncode}: {made.stdout[-2000:]} {made.stderr[-2000:]}")
         port = free_port()
         options = [
             daemon, "--no-defaults", *user, f"--datadir={data}", f"--socket={folder}/s", f"--port={port}", "--bind-address=127.0.0.1",
             f"--pid-file={folder}/pid", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M", "--skip-name-resolve",
-            "--max-connections=80", *extra,
+            "--max-connections=80", f"--tmpdir={folder}", *extra,
         ]  # fmt: skip
         (folder / "log").touch()
         server = MariadbServer(folder, port, _launch(folder, options), options)

@@ -28,6 +28,7 @@ import psycopg
 CONFIGURATION = """
 listen_addresses = '127.0.0.1'
 shared_buffers = '32MB'
+dynamic_shared_memory_type = 'mmap'
 max_connections = 60
 tcp_keepalives_idle = 1
 tcp_keepalives_interval = 1

@@ -24,7 +24,7 @@ from limpet.errors import OutcomeUnknown
 from limpet.record import RecordType, record, record_type
 from limpet.record import field as record_field
 from limpet.settings import Settings
-from limpet.store import Store, jobs, lease, mysql, postgres
+from limpet.store import Store, jobs, lease, mysql_words, postgres
 from limpet.store.commit import Committed
 from limpet.store.dialect import Database, Row
 from limpet.task import Epoch, Outcome, ShardId, TaskId, TaskKey
@@ -323,6 +323,22 @@ class Faulty:
         raise OutcomeUnknown(f"{self.db.place}: the connection broke at COMMIT")
 
 
+def refuse(db: Database, *skus: str) -> None:
+    """Make the table of products refuse some values, or every row: a rule that somebody else gave the database."""
+    words = ", ".join(f"'{sku}'" for sku in skus)
+    rule = f"NEW.sku IN ({words})" if skus else "NEW.sku IS NOT NULL"
+    name = f"refuse_{skus[0] if skus else 'all'}"
+    if db.name == "sqlite":
+        db.run_text(f"CREATE TRIGGER {name} BEFORE INSERT ON shop_product WHEN {rule} BEGIN SELECT RAISE(ABORT, 'refused by a rule'); END")
+    elif db.name == "mysql":
+        said = f"IF {rule} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused by a rule'; END IF"
+        db.run_text(f"CREATE TRIGGER {name} BEFORE INSERT ON shop_product FOR EACH ROW {said}")
+    else:
+        body = "BEGIN RAISE EXCEPTION 'refused by a rule'; END"
+        db.run_text(f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS '{body.replace(chr(39), 2 * chr(39))}'")
+        db.run_text(f"CREATE TRIGGER {name} BEFORE INSERT ON shop_product FOR EACH ROW WHEN ({rule}) EXECUTE FUNCTION {name}()")
+
+
 def break_commit(hand: Hand, *plan: str, meanwhile: Callable[[], object] = lambda: None) -> Faulty:
     """Let the next COMMITs of a worker go as planned."""
     faulty = Faulty(hand.store.db, *plan, meanwhile=meanwhile)
@@ -359,7 +375,7 @@ def child(script: str, *arguments: str, **more: object) -> subprocess.Popen[str]
 
 
 #: Kind of database -> what it makes of the words of core.sql.
-_SAID: dict[str, Callable[[str], str]] = {"sqlite": str, "postgres": postgres.translate, "mysql": mysql.translate}
+_SAID: dict[str, Callable[[str], str]] = {"sqlite": str, "postgres": postgres.translate, "mysql": mysql_words.translate}
 
 #: Kind of database -> the names of its tables, Limpet's and the datasets'.
 _TABLES = {
@@ -372,6 +388,20 @@ _TABLES = {
 def tables(db: Database) -> list[str]:
     """Every table of a database, but those of the connection alone."""
     return [name for (name,) in db.rows_text(_TABLES[db.name])]
+
+
+def columns_of(db: Database, name: str) -> list[str]:
+    """The columns of a table or view, in order."""
+    if db.name == "sqlite":
+        return [row[1] for row in db.rows_text(f"PRAGMA table_info({name})")]
+    here = "current_schema()" if db.name == "postgres" else "DATABASE()"
+    sql = f"SELECT column_name, ordinal_position FROM information_schema.columns WHERE table_schema = {here} AND table_name = ? ORDER BY 2"
+    return [row[0] for row in db.rows_text(sql, (name,))]
+
+
+def shape(db: Database) -> dict[str, list[str]]:
+    """The tables of a database and the view of products, each with its columns."""
+    return {name: columns_of(db, name) for name in (*tables(db), "shop_product_view")}
 
 
 def dump(db: Database) -> dict[str, list[Row]]:

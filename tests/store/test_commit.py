@@ -19,6 +19,7 @@ from tests.store.hands import (
     Faulty,
     Hand,
     attempts,
+    change_sql,
     column,
     counted,
     dead,
@@ -198,9 +199,7 @@ def test_a_link_that_is_there_stays_as_it_is(hire: Hire) -> None:
 def test_what_was_discovered_meanwhile_is_met_by_the_conflict_clause(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anti-join and conflict clause: without the first half the second still makes one task of two."""
     hand = hire()
-    text = hand.db._sql["discover"]  # type: ignore[attr-defined]
-    start, end = text.index(" WHERE NOT EXISTS"), text.index(" ORDER BY")
-    monkeypatch.setitem(hand.db._sql, "discover", text[:start] + " WHERE 1" + text[end:])  # type: ignore[attr-defined]
+    change_sql(monkeypatch, hand.db, "discover", "WHERE NOT EXISTS", "WHERE 1 = 1 OR NOT EXISTS")
     hand.seed(*pages(0, 2))
     first, second = hand.claim()
     assert hand.finish(done(first, *pages(0, 3))).discovered == 1

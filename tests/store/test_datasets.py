@@ -30,6 +30,7 @@ from tests.store.hands import (
     Hand,
     Product,
     column,
+    columns_of,
     done,
     emitted,
     failed,
@@ -38,6 +39,7 @@ from tests.store.hands import (
     pages,
     product_type,
     records,
+    shape,
     table_name,
 )
 
@@ -394,19 +396,18 @@ def test_a_version_that_nobody_emits_any_more_is_closed_and_not_forgotten(databa
 
 def test_a_dataset_is_a_real_table_with_a_real_unique_key(store: Store) -> None:
     """Named after spider and type; the key is enforced by the database itself, not by our code."""
-    sql = "INSERT INTO shop_product VALUES (NULL, 1, x'00', '', '', x'00', x'00', 1, 1, 1, 0, 1, '', 'x', 1, 0)"
-    store.db.run_text(sql)
+    sql = "INSERT INTO shop_product VALUES (?, 1, ?, '', '', ?, ?, 1, 1, 1, 0, 1, '', 'x', 1, 0)"
+    store.db.run_text(sql, (1, b"k", b"c", b"t"))
     from limpet.errors import PoisonRow
 
     with pytest.raises(PoisonRow):
-        store.db.run_text(sql)
+        store.db.run_text(sql, (2, b"k", b"c", b"t"))
     assert column(store.db, "COUNT(*)", table="shop_product") == [1]
 
 
 def test_the_view_shows_what_a_user_declared_and_nothing_of_ours(store: Store) -> None:
     """`slot` and the fields."""
-    columns = [row[1] for row in store.db.rows_text("PRAGMA table_info(shop_product_view)")]
-    assert columns == ["slot", "sku", "price", "seen"]
+    assert columns_of(store.db, "shop_product_view") == ["slot", "sku", "price", "seen"]
 
 
 @record(key="sku", name="product")
@@ -446,19 +447,19 @@ def test_a_new_optional_field_adds_a_column_and_keeps_rows_and_offers(hire: Hire
 
 def test_an_incompatible_change_is_refused_and_changes_nothing(store: Store) -> None:
     """Another type for a field, another key (31): say what differs, touch nothing."""
-    before = store.db.rows_text("SELECT sql FROM sqlite_master ORDER BY name")
+    before = shape(store.db)
     with pytest.raises(IncompatibleRecord, match="price"):
         store.ensure_datasets("shop", {"shop_product": record_type(Other)})
     with pytest.raises(IncompatibleRecord, match="policy"):
         store.ensure_datasets("shop", {"shop_product": product_type("job", "keep")})
-    assert store.db.rows_text("SELECT sql FROM sqlite_master ORDER BY name") == before
+    assert shape(store.db) == before
 
 
 def test_making_a_table_that_is_there_is_nothing(store: Store) -> None:
     """Every start asks for its tables."""
-    before = store.db.rows_text("SELECT sql FROM sqlite_master ORDER BY name")
+    before = shape(store.db)
     store.ensure_datasets("shop", {"shop_product": Product})
-    assert store.db.rows_text("SELECT sql FROM sqlite_master ORDER BY name") == before
+    assert shape(store.db) == before
 
 
 def test_datasets_can_be_read_without_the_spiders_code(store: Store) -> None:

@@ -286,7 +286,7 @@ def many_hosts(hand: Hand, number: int) -> list[int]:
         rows = [(i + 1, hand.job.id, 0, host, host.to_bytes(16, "big")) for i, host in enumerate(hosts)][start : start + 500]
         sql = cell + ", ".join(["(?, ?, ?, ?, ?, 'pending', 'ready', 0, 2)"] * len(rows))
         hand.db.run_text(sql, [value for row in rows for value in row])
-    hand.db.run_text("INSERT INTO task_text SELECT id, 'http://x/' || id, '', '', '', 0, 0, 0, x'' FROM task")
+    hand.db.run_text("INSERT INTO task_text SELECT id, CONCAT('http://x/', id), '', '', '', 0, 0, 0, ? FROM task", (b"",))
     return hosts
 
 

@@ -8,7 +8,7 @@ from limpet.errors import OutcomeUnknown
 from limpet.store import commit
 from tests.conftest import Hire
 from tests.store.audit import audit
-from tests.store.hands import break_commit, counted, done, emitted, pages
+from tests.store.hands import break_commit, counted, done, emitted, pages, refuse
 
 
 def test_poison_that_is_met_when_an_unknown_outcome_is_settled_later_is_bisected(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_poison_that_is_met_when_an_unknown_outcome_is_settled_later_is_bisected
     break_commit(hand, "lost", "lost")
     with pytest.raises(OutcomeUnknown):
         hand.send(part)
-    hand.db.run_text("CREATE TRIGGER no BEFORE INSERT ON shop_product WHEN NEW.sku = 'p1' BEGIN SELECT RAISE(ABORT, 'no'); END")
+    refuse(hand.db, "p1")
     hand.send(part)
     assert counted(hand.db) == {"done": 2, "dead": 1}
     assert not hand.store.unsettled

@@ -12,14 +12,7 @@ from limpet.errors import InvariantBroken, PoisonRow, StoreBusy, StoreError, Sto
 from limpet.store import Store, bisect, commit, datasets, ledger
 from tests.conftest import Hire
 from tests.store.audit import audit
-from tests.store.hands import Hand, attempts, column, counted, done, dump, emitted, host_in, link, pages, records, states
-
-
-def refuse(db: object, *skus: str) -> None:
-    """Make the dataset's table refuse some values."""
-    for sku in skus:
-        when = f"BEFORE INSERT ON shop_product WHEN NEW.sku = '{sku}'"
-        db.run_text(f"CREATE TRIGGER refuse_{sku} {when} BEGIN SELECT RAISE(ABORT, 'no {sku}'); END")  # type: ignore[attr-defined]
+from tests.store.hands import Hand, attempts, column, counted, done, dump, emitted, host_in, link, pages, records, refuse, states
 
 
 def emitting(hand: Hand, number: int, shard: int = 0) -> list[object]:
@@ -137,7 +130,7 @@ def test_a_duplicate_in_the_protocols_own_tables_is_a_broken_invariant_and_no_po
     hand = hire(0)
     results = emitting(hand, 2)
     task = results[1].claim.id  # type: ignore[attr-defined]
-    hand.db.run_text("INSERT INTO attempt SELECT 1, 0, 99, ?, 1, 'done', '', 0, 0, 0, x'', 0, 0, '', '', 0", (task,))
+    hand.db.run_text("INSERT INTO attempt VALUES (1, 0, 99, ?, 1, 'done', '', 0, 0, 0, ?, 0, 0, '', '', 0)", (task, b""))
     with pytest.raises(InvariantBroken):
         hand.send(hand.part(0, *results))  # type: ignore[arg-type]
     assert counted(hand.db) == {"running": 2}

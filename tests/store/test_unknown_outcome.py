@@ -26,6 +26,7 @@ from tests.store.hands import (
     link,
     pages,
     records,
+    refuse,
     states,
 )
 
@@ -322,7 +323,7 @@ def test_an_unknown_outcome_in_the_middle_of_a_bisection_loses_no_half(hire: Hir
     w = hire(0)
     w.seed(*pages(0, 4))
     claims = w.claim()
-    w.db.run_text("CREATE TRIGGER no BEFORE INSERT ON shop_product WHEN NEW.sku = 'p2' BEGIN SELECT RAISE(ABORT, 'no'); END")
+    refuse(w.db, "p2")
     faulty = break_commit(w, *[""] * (hit - 1), fault)
     w.send(w.part(0, *(done(claim, offers=[emitted(f"p{i}", i)]) for i, claim in enumerate(claims))))
     assert faulty.fired == 1
@@ -347,7 +348,7 @@ def test_an_outcome_that_stays_unknown_in_a_bisection_gives_the_shard_up(hire: H
     w = hire(0)
     w.seed(*pages(0, 4))
     claims = w.claim()
-    w.db.run_text("CREATE TRIGGER no BEFORE INSERT ON shop_product WHEN NEW.sku = 'p2' BEGIN SELECT RAISE(ABORT, 'no'); END")
+    refuse(w.db, "p2")
     faulty = break_commit(w, "unheard", "lost", "lost", "lost")
     answers = w.send(w.part(0, *(done(claim, offers=[emitted(f"p{i}", i)]) for i, claim in enumerate(claims))))
     assert faulty.fired == 4
@@ -364,9 +365,8 @@ def test_poison_that_is_met_while_settling_is_bisected(hire: Hire, monkeypatch: 
     w = hire(0)
     w.seed(*pages(0, 3))
     claims = w.claim()
-    trigger = "CREATE TRIGGER no BEFORE INSERT ON shop_product WHEN NEW.sku = 'p1' BEGIN SELECT RAISE(ABORT, 'no'); END"
     x = hire(take=False)
-    break_commit(w, "lost", meanwhile=lambda: x.db.run_text(trigger))
+    break_commit(w, "lost", meanwhile=lambda: refuse(x.db, "p1"))
     w.send(w.part(0, *(done(claim, offers=[emitted(f"p{i}", i)]) for i, claim in enumerate(claims))))
     assert counted(w.db) == {"done": 2, "dead": 1}
     audit(w.db, w.job.id)
@@ -430,7 +430,7 @@ def test_poison_rows_are_counted_over_a_whole_bisection(hire: Hire) -> None:
     w = hire(0)
     w.seed(*pages(0, 12))
     results = [done(claim, offers=[emitted(f"p{i}", i)]) for i, claim in enumerate(w.claim())]
-    w.db.run_text("CREATE TRIGGER no BEFORE INSERT ON shop_product BEGIN SELECT RAISE(ABORT, 'no'); END")
+    refuse(w.db)
     break_commit(w, "", "lost")
     context = commit.Context(w.job, w.store.tables, w.store.known)
     with pytest.raises(Exception, match="more than 5 tasks") as caught:

@@ -80,10 +80,10 @@ def test_tampering_is_found_by_its_invariant_and_at_its_place(store: Store, tamp
     assert json.loads(json.dumps(verdict.to_json()))["findings"][0]["invariant"] == verdict.findings[0].invariant
 
 
-@pytest.mark.parametrize("kinds", [("product", "story"), tuple(KINDS), ("price",), ()], ids=lambda kinds: "+".join(kinds) or "none")
-def test_an_untouched_crawl_passes(databases: Databases, kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("types", [("product", "story"), tuple(KINDS), ("price",), ()], ids=lambda types: "+".join(types) or "none")
+def test_an_untouched_crawl_passes(databases: Databases, types: tuple[str, ...]) -> None:
     """What the store built by itself is clean, in full and from where it was last proved, in every slot."""
-    store = build(databases, *kinds).open()
+    store = build(databases, *types).open()
     try:
         for job in jobs.every(store.db):
             for full in (True, False):

@@ -32,6 +32,7 @@ from limpet.errors import (
     StoreUnavailable,
     UsageError,
 )
+from limpet.store import mysql_words as words
 from limpet.store.deadline import Deadlines
 from limpet.store.dialect import Row, Value, public_dsn, split, statements
 from limpet.store.session import Session
@@ -59,13 +60,10 @@ STREAM_ROWS = 2000
 #: One INSERT is no longer than this part of max_allowed_packet: a character may take four bytes, and escaping doubles some.
 PACKET_PART = 4
 
-#: Words of ours that are MySQL's too; quoted in every statement.
-RESERVED = ("key", "rank", "cursor")
-
 #: Lock wait timeout, deadlock, "record has changed since last read", a killed statement: the whole transaction is safe to repeat.
 _BUSY = frozenset({1205, 1213, 1020, 1317, 1637, 3572})
-#: The data is refused: out of range, cut, wrong, too long, null, a CHECK; a duplicate key of a user's table.
-_DATA = frozenset({1264, 1265, 1292, 1366, 1406, 1048, 1062, 1101, 3819, 4025, 1300, 1153})
+#: The data is refused: out of range, cut, wrong, too long, null, a CHECK; a duplicate key of a user's table, a SIGNAL.
+_DATA = frozenset({1264, 1265, 1292, 1366, 1406, 1048, 1062, 1101, 3819, 4025, 1300, 1153, 1644})
 #: The protocol's own tables refuse a row only where an invariant is broken.
 _CONSTRAINT = frozenset({1062, 1048, 3819, 4025})
 #: The server is going, full, read-only or takes no more connections.
@@ -94,6 +92,7 @@ class Mysql:
         self._sql = _translated()
         self._openings = 0
         self._packet_bytes = 2**24
+        self._collation = words.MYSQL_COLLATION
         self._holds_schema = False
         self._deadlines = Deadlines()
         self._open()
@@ -133,7 +132,8 @@ class Mysql:
             ours = set(str(value).split(",")) if name == "sql_mode" else {str(value)}
             if not ours <= set(str(found).split(",")):
                 raise StoreUnavailable(f"{self.place}: {name} was not taken: expected {value}, found {found}")
-        ((self._packet_bytes, is_readonly),) = self._execute("SELECT @@max_allowed_packet, @@GLOBAL.read_only")[1]
+        ((self._packet_bytes, is_readonly, version),) = self._execute("SELECT @@max_allowed_packet, @@GLOBAL.read_only, VERSION()")[1]
+        self._collation = words.MARIADB_COLLATION if "MariaDB" in version else words.MYSQL_COLLATION
         if is_readonly and not self.readonly:
             raise StoreUnavailable(f"{self.place} takes no writes (a replica?): name the primary")
 
@@ -265,7 +265,7 @@ class Mysql:
         self._session.ready()
         with self._errors(sql), self._deadline():
             try:
-                changed = self._execute(positional(sql), tuple(values) or None)[0]
+                changed = self._execute(words.positional(sql), tuple(values) or None)[0]
             except pymysql.Error as error:
                 if _code(error) not in (1061, 1060):  # this index, this column is there already
                     raise
@@ -276,14 +276,14 @@ class Mysql:
 
     def rows_text(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         """Every row of such a query."""
-        return self._session.again(lambda: self._read(sql, positional(sql), tuple(values) or None))
+        return self._session.again(lambda: self._read(sql, words.positional(sql), tuple(values) or None))
 
     def stream_text(self, sql: str, values: Sequence[Value] = ()) -> Iterator[Row]:
         """The rows of such a query, one by one, unbuffered."""
         self._session.ready()
         with self._errors(sql), self.connection.cursor(SSCursor) as cursor:
             with self._deadline():
-                cursor.execute(positional(sql), tuple(values) or None)
+                cursor.execute(words.positional(sql), tuple(values) or None)
             while rows := self._fetch(cursor):
                 yield from rows
 
@@ -294,7 +294,7 @@ class Mysql:
     def stage(self, table: str, width: int, rows: Sequence[Row], *, tail: str = "") -> None:
         """Insert many rows by statements of many values; `tail` is a conflict clause in SQLite's words."""
         tail = re.sub(r"ON CONFLICT \(.*\) DO NOTHING", "ON DUPLICATE KEY UPDATE _key = _key", tail)
-        target, one = quoted(table), f"({','.join(['%s'] * width)})"
+        target, one = words.quoted(table), f"({','.join(['%s'] * width)})"
         self._session.ready()
         with self._errors(table), self._deadline():
             for piece in self._pieces(table, max(1, VALUES_MAX // width), rows):
@@ -337,7 +337,7 @@ class Mysql:
 
     def ddl(self, sql: str) -> str:
         """A statement of the schema, with MySQL's types."""
-        return schema(sql)
+        return words.schema(sql, self._collation)
 
     def integrity_check(self) -> list[str]:
         """Nothing: the server looks after its own files."""
@@ -442,74 +442,14 @@ def _whole(text: bytes | str) -> int | float:
 _CONVERSIONS: dict[Any, Callable[..., Any]] = {**conversions, FIELD_TYPE.DECIMAL: _whole, FIELD_TYPE.NEWDECIMAL: _whole}
 
 
+@cache
+def _translated() -> dict[str, str]:
+    return {name: words.translate(sql) for name, sql in statements("mysql", NOW_MS).items()}
+
+
 def _code(error: Exception) -> int:
     return int(error.args[0]) if error.args and isinstance(error.args[0], int) else 0
 
 
 def _told(error: Exception) -> str:
     return str(error.args[1] if len(error.args) > 1 else error).splitlines()[0] if error.args else type(error).__name__
-
-
-# -- words ----------------------------------------------------------------------------------------
-
-_NAMED = re.compile(r"(?<![:\w]):([a-z_]+)\b")
-_WORD = re.compile(rf"(?<![\w:\"`'])({'|'.join(RESERVED)})\b(?![\"'(])")
-_UPSERT = re.compile(r"ON CONFLICT \([^)]*\) DO UPDATE\s+SET")
-
-
-@cache
-def _translated() -> dict[str, str]:
-    return {name: translate(sql) for name, sql in statements("mysql", NOW_MS).items()}
-
-
-@cache
-def translate(sql: str) -> str:
-    """A statement of core.sql with PyMySQL's placeholders and MySQL's words for an upsert.
-
-    >>> translate("SELECT key FROM moved WHERE job = :job")
-    'SELECT `key` FROM moved WHERE job = %(job)s'
-    """
-    return _UPSERT.sub("ON DUPLICATE KEY UPDATE", _NAMED.sub(r"%(\1)s", quoted(sql.replace("%", "%%"))))
-
-
-@cache
-def quoted(sql: str) -> str:
-    """SQL with the names quoted that are words of MySQL's own."""
-    return "\n".join(line if line.lstrip().startswith("--") else _WORD.sub(r"`\1`", line) for line in sql.split("\n"))
-
-
-@cache
-def positional(sql: str) -> str:
-    """SQL with `?` for values, with PyMySQL's placeholders."""
-    return quoted(sql.replace("%", "%%").replace("?", "%s")) if "?" in sql else quoted(sql)
-
-
-#: Columns of bytes that are keys or digests: short, and indexed.
-_SHORT_BYTES = (
-    r"key|_key|task_key|_task_key|target|digest|key_digest|batch_id|code|paused_code|verified|previous|seal|offered|content|_content"
-)
-#: Columns of text that are long; every other text is a short name or word.
-_LONG_TEXT = r"payload|text|url|detail|pause_detail|definition|row_json|argument|deltas|place|key_profile|key_text|_key_text"
-
-
-def schema(sql: str) -> str:
-    """The schema of SQLite's form, as MySQL and MariaDB say it."""
-    short, long = "VARCHAR(190) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-    for pattern, said in (
-        (r"^CREATE TABLE ", "CREATE TABLE IF NOT EXISTS "),
-        (r"\bINTEGER PRIMARY KEY\b", "BIGINT AUTO_INCREMENT PRIMARY KEY"),
-        (r"\bINTEGER\b", "BIGINT"),
-        (rf"^(\s*|.*?[(,]\s*)({_SHORT_BYTES})(\s+)BLOB\b", r"\1\2\3VARBINARY(64)"),
-        (rf"((?:^|,)\s*)({_SHORT_BYTES})(\s+)BLOB\b", r"\1\2\3VARBINARY(64)"),
-        (r"\bBLOB\b", "LONGBLOB"),
-        (rf"((?:^|[(,])\s*)({_LONG_TEXT})(\s+)TEXT\b", rf"\1\2\3{long}"),
-        (r"\bTEXT(\s+NOT NULL DEFAULT '')", r"VARCHAR(2000) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin\1"),
-        (r"(\"[a-z_0-9]+\" )TEXT\b", rf"\1{long}"),
-        (r"\bTEXT\b", short),
-        (r"\bREAL\b", "DOUBLE"),
-        (r"\bx''", "''"),
-        (r"\) WITHOUT ROWID", ")"),
-        (r"^(CREATE INDEX .*?\))\s+WHERE .*\Z", r"\1"),
-    ):
-        sql = re.sub(pattern, said, sql, flags=re.MULTILINE | re.DOTALL if "WHERE" in pattern else re.MULTILINE)
-    return quoted(sql)
