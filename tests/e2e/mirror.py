@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -74,5 +75,6 @@ def _killed(command: list[str], folder: Path, is_time: Callable[[], bool]) -> bo
     child = subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while child.poll() is None and not is_time():
         pass
-    os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it ended before its time
+        os.killpg(child.pid, signal.SIGKILL)
     return child.wait() == -signal.SIGKILL

@@ -1,0 +1,345 @@
+"""Several workers on one job find each other through the database alone, share it, and take over from each other.
+
+Every test runs on each kind of database that `LIMPET_DATABASES` names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from limpet.demo.catalogue import Shop
+from tests.conftest import Databases
+from tests.crash.nursery import Born, Nursery, nursery
+from tests.hardening.team import FLAGS, Team, team
+
+NewTeam = Callable[..., Team]
+
+#: Seconds of a heartbeat, under the lease of `FLAGS`.
+LEASE_S = float(str(FLAGS["lease"]))
+HEARTBEAT_S = LEASE_S / 5
+#: Seconds that a loaded machine may add to anything.
+SLACK_S = 5.0
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Nursery]:
+    """One nursery for all."""
+    with nursery() as opened:
+        yield opened
+
+
+@pytest.fixture
+def new_team(forks: Nursery, databases: Databases, tmp_path: Path) -> Iterator[NewTeam]:
+    """Makes a team on a new database, with a shop of 150 products on 4 hosts that takes 20 ms for each answer."""
+    made: list[object] = []
+
+    def make(*, products: int = 150, hosts: int = 4, latency_s: float = 0.02, **flags: object) -> Team:
+        manager = team(forks, databases.new(), Shop(products=products, hosts=hosts), tmp_path, latency_s=latency_s, **flags)
+        made.append(manager)
+        return manager.__enter__()
+
+    yield make
+    for manager in made:
+        manager.__exit__(None, None, None)  # type: ignore[attr-defined]
+
+
+def at_work(crowd: Team, born: Born) -> bool:
+    """Whether a worker has shards."""
+    return crowd.owned().get(born.pid, 0) > 0
+
+
+# -- finding and sharing ----------------------------------------------------------------------
+
+
+def test_workers_share_the_shards_evenly_and_hand_them_over_on_a_clean_stop(new_team: NewTeam) -> None:
+    """One has all eight; with three it is 2, 3 and 3 within a few heartbeats; one that stops leaves its share, and nothing is lost."""
+    crowd = new_team(**{"per-host": 1, "delay": 0.05})
+    first = crowd.start()
+    crowd.until(lambda: crowd.shares() == [8])
+    others = [crowd.start("worker"), crowd.start()]
+    crowd.until(lambda: len(crowd.owned()) == 3)
+    crowd.until(lambda: crowd.shares() == [2, 3, 3], 10 * HEARTBEAT_S + SLACK_S, what="an even share")
+    first.signal(signal.SIGTERM)
+    assert first.ended() == 4, first.printed()
+    crowd.until(lambda: crowd.shares() == [4, 4], 10 * HEARTBEAT_S + SLACK_S, what="the share of the one who left")
+    assert crowd.dead() == {first.pid: "stopped"}
+    assert {born.ended() for born in others} <= {0, 6}, others[0].printed() + others[1].printed()
+    assert crowd.outcomes()["lost"] == 0
+    assert crowd.faults() == []
+
+
+def test_links_that_one_worker_finds_in_another_ones_shard_are_crawled_by_that_one(new_team: NewTeam) -> None:
+    """A worker without anything of its own to do sees what others put into its shards, and does not commit empty batches meanwhile."""
+    crowd = new_team(products=200, hosts=20, latency_s=0.05, **{"per-host": 1})
+    crowd.start()
+    crowd.until(lambda: crowd.shares() == [8])
+    crowd.start("worker")
+    crowd.ended()
+    empty = "SUM(CASE WHEN claimed + done + skipped + failed + discovered = 0 THEN 1 ELSE 0 END)"
+    sql = f"SELECT owner, SUM(done), {empty} FROM ledger GROUP BY owner"
+    done = crowd.rows(sql)
+    assert len(done) == 2
+    assert all(int(pages) > 0 for _, pages, _ in done), done
+    assert all(int(empty) < 60 for _, _, empty in done), done
+    assert crowd.faults() == []
+
+
+# -- taking over --------------------------------------------------------------------------------
+
+
+def test_the_shards_of_a_killed_worker_are_taken_over_at_once_on_the_same_host(new_team: NewTeam) -> None:
+    """The lock on its file tells: nobody waits for its lease of 20 s."""
+    crowd = new_team(lease=20, **{"per-host": 1, "delay": 0.1})
+    first = crowd.start()
+    crowd.until(lambda: crowd.shares() == [8])
+    second = crowd.start()
+    crowd.until(lambda: len(crowd.owned()) == 2)
+    first.kill()
+    waited = crowd.until(lambda: crowd.owned() == {second.pid: 8}, what="a take-over")
+    assert waited < 20 * 0.6
+    assert crowd.dead() == {first.pid: "its process is gone"}
+    second.signal(signal.SIGTERM)
+    assert second.ended() == 4
+    crowd.start(lease=2)
+    crowd.ended(ok=frozenset({0, 4, 6}))
+    assert crowd.outcomes()["lost"] > 0
+    assert crowd.faults() == []
+
+
+def test_the_shards_of_a_frozen_worker_are_taken_over_within_its_lease_and_three_heartbeats(new_team: NewTeam) -> None:
+    """And when it wakes it writes nothing under its old name, begins again under another, and goes on."""
+    crowd = new_team(**{"per-host": 1, "delay": 0.1})
+    first, second = crowd.start(), crowd.start()
+    crowd.until(lambda: crowd.shares() == [4, 4])
+    zombie = crowd.names(first.pid)
+    first.signal(signal.SIGSTOP)
+    crowd.until(lambda: first.is_frozen)
+    waited = crowd.until(lambda: crowd.owned() == {second.pid: 8}, what="a take-over")
+    assert waited < LEASE_S + 3 * HEARTBEAT_S + SLACK_S
+    assert crowd.dead() == {first.pid: "its lease is over and it did not beat between two looks"}
+    before = crowd.owners()
+    first.signal(signal.SIGCONT)
+    crowd.until(lambda: at_work(crowd, first), what="another name for the one that woke")
+    crowd.ended()
+    after = crowd.owners()
+    assert all(not zombie & set(after[shard][len(line) :]) for shard, line in before.items())
+    assert crowd.faults() == []
+
+
+# -- politeness ---------------------------------------------------------------------------------
+
+
+def test_a_host_has_one_connection_and_its_delay_over_all_workers_and_over_a_take_over(new_team: NewTeam) -> None:
+    """Three workers, one killed and one frozen on the way: never two requests at once, never two within the delay."""
+    crowd = new_team(products=60, latency_s=0.05, **{"per-host": 1, "delay": 0.1})
+    first, second, _third = crowd.start(), crowd.start(), crowd.start()
+    crowd.until(lambda: crowd.shares() == [2, 3, 3])
+    first.kill()
+    crowd.until(lambda: crowd.shares() == [4, 4])
+    second.signal(signal.SIGSTOP)
+    crowd.until(lambda: crowd.shares() == [8])
+    second.signal(signal.SIGCONT)
+    crowd.ended()
+    assert set(crowd.site.stats.peaks.values()) == {1}
+    gaps = {host: min(later - sooner for sooner, later in pairwise(times)) for host, times in crowd.arrivals().items()}
+    assert len(gaps) == 4
+    assert min(gaps.values()) >= 0.1, gaps
+    assert crowd.faults() == []
+
+
+# -- pausing --------------------------------------------------------------------------------------
+
+
+def test_a_host_that_somebody_pauses_is_asked_nothing_until_it_goes_on(new_team: NewTeam) -> None:
+    """From another machine: the owner gives its claims back, the others are crawled to the end, and nobody blames a task."""
+    crowd = new_team(products=80, **{"per-host": 1})
+    crowd.start()
+    crowd.until(lambda: crowd.shares() == [8])
+    crowd.start("worker")
+    crowd.until(lambda: crowd.site.stats.requests > 20)
+    host = crowd.site.shop.starts()[1].removeprefix("http://").rstrip("/")
+    address = host.partition(":")[0]
+    code, said = crowd.limpet("pause", host, "--reason", "ask bob")
+    assert (code, f"{host} on hold: ask bob" in said) == (0, True), said
+    crowd.until(lambda: crowd.site.stats.open_now[address] == 0)
+    asked = sum(times for page, times in crowd.site.stats.attempts.items() if page.startswith(f"{address}/"))
+    crowd.until(lambda: _waits_for(crowd, host), what="a standstill")
+    assert sum(times for page, times in crowd.site.stats.attempts.items() if page.startswith(f"{address}/")) == asked
+    code, said = crowd.limpet("hosts")
+    assert any(host in line and "on hold" in line and "ask bob" in line for line in said.splitlines()), said
+    assert crowd.limpet("resume", host)[0] == 0
+    assert crowd.limpet("resume", host)[0] == 6
+    crowd.ended()
+    assert crowd.outcomes()["failed"] == crowd.outcomes()["dead"] == 0
+    assert crowd.faults() == []
+
+
+def _waits_for(crowd: Team, host: str) -> bool:
+    return f"every host with a task ready is on hold: {host}" in crowd.limpet("status")[1]
+
+
+def test_a_host_paused_while_nobody_works_stays_so_for_whoever_comes(new_team: NewTeam) -> None:
+    """The command takes the shard over, writes it down, and gives it up; the next worker heeds it, from its first claim on."""
+    crowd = new_team(products=40)
+    first = crowd.start()
+    crowd.until(lambda: crowd.site.stats.requests > 5)
+    first.signal(signal.SIGTERM)
+    first.ended()
+    host = crowd.site.shop.starts()[2].removeprefix("http://").rstrip("/")
+    assert crowd.limpet("pause", host)[0] == 0
+    address = host.partition(":")[0]
+    asked = sum(times for page, times in crowd.site.stats.attempts.items() if page.startswith(f"{address}/"))
+    crowd.start()
+    crowd.until(lambda: _waits_for(crowd, host), what="a standstill")
+    assert sum(times for page, times in crowd.site.stats.attempts.items() if page.startswith(f"{address}/")) == asked
+    assert crowd.limpet("resume", host)[0] == 0
+    crowd.ended(ok=frozenset({0, 4}))
+    assert crowd.faults() == []
+
+
+def test_a_paused_job_ends_every_worker_and_resume_lets_it_go_on(new_team: NewTeam) -> None:
+    """`limpet pause --job` from anywhere: exit 7 everywhere, with the reason; what was in flight is stored."""
+    crowd = new_team(products=80)
+    workers = [crowd.start(), crowd.start()]
+    crowd.until(lambda: crowd.site.stats.requests > 20)
+    assert crowd.limpet("pause", "--job", "--reason", "lunch")[0] == 0
+    assert [born.ended() for born in workers] == [7, 7], workers[0].printed()
+    assert "lunch" in workers[0].printed()
+    assert crowd.limpet("resume", "--job")[0] == 0
+    crowd.start()
+    crowd.ended(ok=frozenset({0, 7}))
+    assert crowd.faults() == []
+
+
+# -- limpet worker ----------------------------------------------------------------------------------
+
+
+def test_a_worker_ends_with_6_where_there_is_no_job_and_where_it_is_finished(new_team: NewTeam) -> None:
+    """It begins nothing by itself: no database, no job, no start."""
+    crowd = new_team(products=10)
+    early = crowd.start("worker")
+    assert early.ended() == 6, early.printed()
+    assert crowd.rows("SELECT 1 FROM job") == []
+    assert crowd.start().ended() == 0
+    late = crowd.start("worker")
+    assert (late.ended(), "no job of this spider waits" in late.printed()) == (6, True), late.printed()
+    named = crowd.start("worker", slot="")
+    assert (named.ended(), "finished and verified" in named.printed()) == (6, True), named.printed()
+
+
+def test_a_worker_that_waits_takes_whatever_job_comes(new_team: NewTeam) -> None:
+    """`--wait`: it is there before the job is, works on it, outlives it, and ends by a signal; its checks tell the truth."""
+    crowd = new_team(products=20)
+    waiting = crowd.start("worker", wait=True)
+    beginner = crowd.start()
+    crowd.until(lambda: len(crowd.owned()) == 2)
+    assert beginner.ended() in (0, 6), beginner.printed()
+    crowd.until(lambda: crowd.owned() == {})
+    assert crowd.limpet("status", "--check", "live") == (0, "live: yes: no job waits for workers\n")
+    assert waiting.wait(0) is None
+    waiting.signal(signal.SIGTERM)
+    assert waiting.ended() == 4
+    assert crowd.faults() == []
+
+
+def test_the_checks_of_live_and_ready_tell_the_truth(new_team: NewTeam) -> None:
+    """No job: nothing to do. At work: both. Frozen past its lease: neither. Paused: alive, and not ready."""
+    crowd = new_team(**{"per-host": 1, "delay": 0.2})
+    born = crowd.start()
+    crowd.until(lambda: crowd.shares() == [8])
+    assert crowd.limpet("status", "--check", "live")[0] == 0
+    assert crowd.limpet("status", "--check", "ready") == (0, "ready: yes: 1 worker of this machine with 8 shards\n")
+    born.signal(signal.SIGSTOP)
+    crowd.until(lambda: crowd.limpet("status", "--check", "live")[0] == 7)
+    assert crowd.limpet("status", "--check", "ready")[0] == 7
+    born.signal(signal.SIGCONT)
+    crowd.until(lambda: crowd.limpet("status", "--check", "ready")[0] == 0)
+    assert crowd.limpet("pause")[0] == 0
+    assert crowd.limpet("status", "--check", "ready")[0] == 7
+    born.ended()
+    assert crowd.limpet("status", "--check", "live")[0] == 0
+    assert "paused: by hand" in crowd.limpet("status", "--check", "ready")[1]
+
+
+# -- limpet run --workers ---------------------------------------------------------------------------
+
+
+def children_of(pid: int) -> set[int]:
+    """The processes that a process has started."""
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return {int(child) for child in found.read_text(encoding="ascii").split()} if found.exists() else set()
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs, and is more than an entry that nobody has asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_crew_of_processes_does_the_work_and_replaces_its_dead(new_team: NewTeam) -> None:
+    """Three workers of one command; one that is killed is named, and another takes its place; one exit code, of the whole job."""
+    crowd = new_team(workers=3, **{"per-host": 1, "delay": 0.05})
+    born = crowd.start()
+    crowd.until(lambda: crowd.shares() == [2, 3, 3], what="a crew of three")
+    victim = next(iter(crowd.owned()))
+    assert victim in children_of(born.pid)
+    os.kill(victim, signal.SIGKILL)
+    crowd.until(lambda: len(crowd.owned()) == 3 and victim not in crowd.owned(), what="a successor")
+    assert born.ended() == 0, born.printed()
+    assert f"(process {victim}) was killed by SIGKILL: another one takes its place" in born.printed()
+    assert "complete and verified" in born.printed()
+    assert crowd.faults() == []
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+def test_one_signal_stops_a_whole_crew_cleanly_however_many_processes_it_reaches(new_team: NewTeam, to_all: bool) -> None:
+    """SIGINT to the command, or by a terminal to its whole group: passed on once, so nothing is cut off; exit 4, and nobody is left."""
+    crowd = new_team(workers=2, **{"per-host": 1, "delay": 0.05})
+    born = crowd.start()
+    crowd.until(lambda: crowd.shares() == [4, 4])
+    crew = children_of(born.pid)
+    crowd.until(lambda: crowd.site.stats.requests > 20)
+    os.killpg(born.pid, signal.SIGINT) if to_all else born.signal(signal.SIGINT)
+    assert born.ended() == 4, born.printed()
+    assert "Traceback" not in born.printed()
+    assert not any(map(is_there, crew))
+    assert crowd.owned() == {}
+    assert set(crowd.dead().values()) == {"stopped"}
+    assert crowd.outcomes()["lost"] == 0
+    crowd.start()
+    crowd.ended(ok=frozenset({0, 4}))
+    assert crowd.faults() == []
+
+
+def test_no_worker_of_a_crew_outlives_its_command(new_team: NewTeam) -> None:
+    """SIGKILL of the command alone: its workers find their line to it closed, commit, give their shards up, and end."""
+    crowd = new_team(workers=2, **{"per-host": 1, "delay": 0.05})
+    born = crowd.start()
+    crowd.until(lambda: crowd.shares() == [4, 4])
+    crew = children_of(born.pid)
+    os.kill(born.pid, signal.SIGKILL)
+    crowd.until(lambda: not any(map(is_there, crew)), what="the end of the crew")
+    assert crowd.owned() == {}
+    assert crowd.outcomes()["lost"] == 0
+    crowd.start()
+    crowd.ended()
+    assert crowd.faults() == []
+
+
+def test_a_crew_whose_workers_cannot_start_ends_with_their_reason(new_team: NewTeam, tmp_path: Path) -> None:
+    """A spider that breaks only in a worker: the command says why and ends, it does not start them for ever."""
+    crowd = new_team(products=10, workers=2)
+    spider = tmp_path / "odd.py"
+    lines = ["import os", "from limpet import Spider", "if 'LIMPET_CREW' in os.environ:", "    raise ValueError('only one may')"]
+    lines += ["odd = Spider('odd', start=['http://127.0.0.1:1/'])", "@odd.page()", "async def any(page, tx): ..."]
+    spider.write_text("\n".join(lines), encoding="utf-8")
+    code, said = crowd.limpet("run", str(spider), "--workers", "2")
+    assert (code, "only one may" in said) == (2, True), said
