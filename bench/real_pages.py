@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.e2e.mirror import crawl_with_kills, mirrored_by_wget
+from tests.e2e.mirror import as_file, crawl_with_kills, mirrored_by_wget
 from tests.e2e.sites import serving_folder
 
 ROOT = Path(__file__).parent.parent
@@ -75,8 +75,9 @@ def main() -> None:
         expected = mirrored_by_wget(site, site.url("/index.html"), Path(work))
     print(f"{len(list(folder.glob('**/*.html')))} files, {len(expected)} pages found by wget, {len(crawled.pages)} stored")
     print(f"{crawled.kills} kills, {crawled.requests} requests, {seconds:.0f} s with the proof of the whole at the end")
+    stored = {as_file(url) for url in crawled.pages}
     twice = {url: rows for url, rows in crawled.pages.items() if rows > 1}
-    missing, more = sorted(expected - set(crawled.pages)), sorted(set(crawled.pages) - expected)
+    missing, more = sorted(expected - stored), sorted(stored - expected)
     print(f"stored twice: {twice or 'none'}; missing: {missing[:10] or 'none'}; more than wget: {more[:10] or 'none'}")
     sys.exit(bool(twice or missing or more))
 

@@ -30,6 +30,7 @@ from limpet import failpoint
 from limpet.demo.catalogue import FaultProfile, Shop
 from limpet.demo.site import spawned
 from tests.crash import powercut, sweep
+from tests.crash.crowd import crowd_cases
 from tests.crash.nursery import ROOT, Nursery, nursery
 from tests.crash.recorder import Operation, operations
 from tests.crash.storm import storm
@@ -40,8 +41,8 @@ STATE = ROOT / ".crash"
 
 #: Faults of each kind in the long sweeps.
 KILLS, REFUSALS = 300, 200
-#: One task a commit: 300 commits and syncs come within 300 tasks.
-NARROW: dict[str, Any] = {**FLAGS, "commit-pages": 1, "commit-pages-first": 1, "concurrency": 4}
+#: One task a commit: 160 products are 340 commits, of a sync each.
+NARROW: dict[str, Any] = {**FLAGS, "commit-pages": 1, "commit-pages-first": 1, "concurrency": 1}
 #: Requests that one kill may cost, at most two windows: a window starts with 20 pages and doubles, and no life saw more than 160.
 REPEATED_MAX = 2 * 160
 #: Faults in one case: a line each would be 2,000 lines.
@@ -139,7 +140,7 @@ def kill_at(shop: Workshop, faults: Sequence[sweep.Fault]) -> list[str]:
     """Kill at each; the last deletions and truncations may not come, and say so, but the first must."""
     found: list[str] = []
     for fault in faults:
-        with removed(shop.ground(120).trial(**NARROW)) as trial:
+        with removed(shop.ground(160).trial(**NARROW)) as trial:
             wrong = sweep.killed(trial, fault)
         is_optional = fault.call in ("unlink", "ftruncate") and fault.n > 2
         found += [f"{fault}: {line}" for line in wrong if not (is_optional and "never fired" in line)]
@@ -150,7 +151,7 @@ def refuse_at(shop: Workshop, faults: Sequence[sweep.Fault]) -> list[str]:
     """Let each call fail, every fourth from then on."""
     found: list[str] = []
     for fault in faults:
-        with removed(shop.ground(120).trial(**NARROW)) as trial:
+        with removed(shop.ground(160).trial(**NARROW)) as trial:
             found += [f"{fault}: {line}" for line in sweep.failed(trial, fault)]
     return found
 
@@ -376,6 +377,7 @@ def every_case(shop: Workshop) -> Iterator[tuple[str, Case]]:
     """All of them, in order."""
     for cases in (failpoint_cases, sweep_cases, power_cases, storm_cases, torture_cases):
         yield from cases(shop)
+    yield from crowd_cases(shop.stack)
 
 
 def run(name: str, case: Case) -> list[str]:

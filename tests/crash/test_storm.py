@@ -10,12 +10,12 @@ from tests.crash.trial import Ground, Trial
 
 
 def test_a_crawl_that_is_killed_all_the_time_completes(medium: Ground) -> None:
-    """Up to 30 kills 5 to 14 requests apart: the same records, no dead letter, and at most two windows of requests repeated a kill."""
+    """Up to 60 kills 3 to 8 requests apart: the same records, no dead letter, and at most two windows of requests repeated a kill."""
     trial = medium.trial(**{"solo-backoff": "0.05,0.05"})
     medium.quiet("shelf")
     asked = medium.site.stats.requests
-    kills = storm(trial, kills=30, every=(5, 14), rng=random.Random(11))
-    assert kills >= 20
+    kills = storm(trial, kills=60, every=(3, 8), rng=random.Random(11))
+    assert kills >= 15
     trial.finish()
     assert trial.faults() == []
     assert medium.site.stats.requests - asked <= 320 + kills * repeated_max(trial)

@@ -51,13 +51,18 @@ def crawl_with_kills(site: Served, start: str, folder: Path, *, kills: int, ever
 
 
 def mirrored_by_wget(site: Served, start: str, folder: Path) -> set[str]:
-    """The canonical URLs of the HTML pages that `wget --mirror` fetches."""
+    """The canonical URLs of the HTML pages that `wget --mirror` fetches, each as the URL of its file."""
     log = folder / "wget.log"
     target = folder / "wget"
     subprocess.run(["wget", "--mirror", "-nv", "-e", "robots=off", "-o", log, "-P", target, start], check=False)
     found = _FETCHED.findall(log.read_text(encoding="utf-8", errors="replace"))
     shutil.rmtree(target, ignore_errors=True)
-    return {canonicalise(url, KeyProfile()).text for url in found if is_html(url)}
+    return {as_file(canonicalise(url, KeyProfile()).text) for url in found if is_html(url)}
+
+
+def as_file(url: str) -> str:
+    """The URL of the file that `wget --mirror` keeps a page in: it takes a folder and its index for one, and fetches one of them."""
+    return f"{url}index.html" if url.endswith("/") else url
 
 
 def is_html(url: str) -> bool:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from limpet.demo.catalogue import Shop
-from tests.conftest import Databases
 from tests.crash.crowd import FREEZES, KILLS, Servers, hit_crowd, outcome, proof, quiet
 from tests.crash.nursery import Born, Nursery
 from tests.hardening.team import Team, team
+from tests.servers.kinds import Databases
 
 #: What a nemesis does, one after the other; one immediate restart of the server falls in the middle.
 DEEDS = ("kill", "freeze", "cut", "kill", "freeze", "cut", "restart", "kill", "cut", "freeze", "kill")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from limpet.demo.catalogue import Shop
-from tests.conftest import Databases
 from tests.crash.nursery import Born, Nursery, nursery
 from tests.hardening.team import FLAGS, Team, team
+from tests.servers.kinds import Databases
 
 NewTeam = Callable[..., Team]
 
@@ -36,10 +36,10 @@ def forks() -> Iterator[Nursery]:
 
 @pytest.fixture
 def new_team(forks: Nursery, databases: Databases, tmp_path: Path) -> Iterator[NewTeam]:
-    """Makes a team on a new database, with a shop of 150 products on 4 hosts that takes 20 ms for each answer."""
+    """Makes a team on a new database, with a shop of 80 products on 4 hosts that takes 20 ms for each answer."""
     made: list[object] = []
 
-    def make(*, products: int = 150, hosts: int = 4, latency_s: float = 0.02, **flags: object) -> Team:
+    def make(*, products: int = 80, hosts: int = 4, latency_s: float = 0.02, **flags: object) -> Team:
         manager = team(forks, databases.new(), Shop(products=products, hosts=hosts), tmp_path, latency_s=latency_s, **flags)
         made.append(manager)
         return manager.__enter__()
@@ -235,7 +235,7 @@ def test_a_worker_ends_with_6_where_there_is_no_job_and_where_it_is_finished(new
 
 def test_a_worker_that_waits_takes_whatever_job_comes(new_team: NewTeam) -> None:
     """`--wait`: it is there before the job is, works on it, outlives it, and ends by a signal; its checks tell the truth."""
-    crowd = new_team(products=20)
+    crowd = new_team(**{"per-host": 1, "delay": 0.05})
     waiting = crowd.start("worker", wait=True)
     beginner = crowd.start()
     crowd.until(lambda: len(crowd.owned()) == 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +35,9 @@ class Databases(Protocol):
     def ready(self) -> str:
         """The address of a new database that has this release's schema, and no rows."""
 
+    def fork(self, dsn: str) -> str:
+        """The address of a new database that holds all that another one does, which nobody has open."""
+
     def copy(self, dsn: str) -> Callable[[], None]:
         """Keep what a database holds now; the answer puts it back beneath whoever has it open."""
 
@@ -58,6 +62,12 @@ class SqliteDatabases:
     def ready(self) -> str:
         """A file that is not there yet: opening it makes the schema, in a millisecond."""
         return self.new()
+
+    def fork(self, dsn: str) -> str:
+        """A copy of the file: the last connection took the log in."""
+        made = self.new()
+        shutil.copy(dsn.removeprefix("sqlite:///"), made.removeprefix("sqlite:///"))
+        return made
 
     def copy(self, dsn: str) -> Callable[[], None]:
         """Through SQLite's backup, which writes under the file's locks, so that open connections see it happen."""
@@ -102,6 +112,10 @@ class PostgresDatabases:
             open_store(dsn).close()
             self._template = dsn.rpartition("/")[2]
         return self.server.new_database(self._template)
+
+    def fork(self, dsn: str) -> str:
+        """Another copy of the same kind."""
+        return self.server.new_database(dsn.rpartition("/")[2])
 
     def copy(self, dsn: str) -> Callable[[], None]:
         """Every row of every table, kept here; putting them back replaces what is there in one transaction."""
@@ -149,6 +163,10 @@ class MariadbDatabases:
             open_store(dsn).close()
             self._schema = self.server.schema_of(dsn)
         return self.server.new_database(self._schema)
+
+    def fork(self, dsn: str) -> str:
+        """The same tables, filled from the others by the server."""
+        return self.server.new_database(self.server.schema_of(dsn), rows_of=dsn)
 
     def copy(self, dsn: str) -> Callable[[], None]:
         """Every row of every table, kept here; putting them back replaces what is there in one transaction."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 import pymysql
 from pymysql.constants import CLIENT
 
-from tests.servers.postgres import die_with_parent, free_port
+from tests.servers.postgres import as_nobody, die_with_parent, free_port
 
 
 @dataclass
@@ -28,34 +27,44 @@ class MariadbServer:
     port: int
     process: subprocess.Popen[bytes]
     options: list[str]
+    identity: dict[str, Any]
     made: int = 0
 
     def dsn(self, database: str = "mysql") -> str:
         """The address of one of its databases."""
         return f"mysql://root@127.0.0.1:{self.port}/{database}"
 
-    def new_database(self, schema: str = "") -> str:
-        """The address of a new database: an empty one, or one with what `schema_of` said of another."""
+    def new_database(self, schema: str = "", *, rows_of: str = "") -> str:
+        """The address of a new database: an empty one, or one with what `schema_of` said of another, and its rows."""
         self.made += 1
         name = f"limpet_{self.made}"
         said = f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin; USE {name}; {schema}"
-        with self._admin() as admin:
-            admin.query(said)
-            while admin.next_result():
+        if rows_of:
+            other = rows_of.rpartition("/")[2]
+            said += "".join(f"; REPLACE INTO {table} SELECT * FROM {other}.{table}" for table in self._tables(other, "BASE TABLE"))
+        with self._admin() as admin, admin.cursor() as cursor:
+            cursor.execute(said)
+            while cursor.nextset():
                 pass
         return self.dsn(name)
 
     def schema_of(self, dsn: str) -> str:
-        """The statements that make the tables of a database again, and the rows of `meta`."""
-        with self._admin(dsn.rpartition("/")[2]) as admin, admin.cursor() as cursor:
-            cursor.execute("SHOW TABLES")
-            said = []
-            for (name,) in cursor.fetchall():
-                cursor.execute(f"SHOW CREATE TABLE `{name}`")
-                said.append(cursor.fetchone()[1])
+        """The statements that make the tables and views of a database again, and the rows of `meta`."""
+        database = dsn.rpartition("/")[2]
+        said = []
+        with self._admin(database) as admin, admin.cursor() as cursor:
+            for kind in ("BASE TABLE", "VIEW"):
+                for name in self._tables(database, kind):
+                    cursor.execute(f"SHOW CREATE {kind.removeprefix('BASE ')} `{name}`")
+                    said.append(str((cursor.fetchone() or ())[1]).replace(f"`{database}`.", ""))
             cursor.execute("SELECT name, value FROM meta")
             said += [f"INSERT INTO meta VALUES ({admin.escape(name)}, {admin.escape(value)})" for name, value in cursor.fetchall()]
         return "; ".join(said)
+
+    def _tables(self, database: str, kind: str) -> list[str]:
+        with self._admin() as admin, admin.cursor() as cursor:
+            cursor.execute("SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_TYPE = %s", (database, kind))
+            return [str(row[0]) for row in cursor.fetchall()]
 
     @contextlib.contextmanager
     def _admin(self, database: str = "mysql") -> Iterator[pymysql.Connection[Any]]:
@@ -72,7 +81,7 @@ class MariadbServer:
 
     def start(self) -> None:
         """Start it again on the same port and data."""
-        self.process = _launch(self.folder, self.options)
+        self.process = _launch(self.folder, self.options, self.identity)
         _wait(self)
 
 
@@ -81,9 +90,12 @@ def is_installed() -> bool:
     return shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
 
 
-def _launch(folder: Path, options: list[str]) -> subprocess.Popen[bytes]:
+def _launch(folder: Path, options: list[str], identity: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Under the other user from the start: a change of it later would undo `die_with_parent`."""
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(options, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, preexec_fn=die_with_parent)
+        return subprocess.Popen(
+            options, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, preexec_fn=die_with_parent, **identity
+        )
 
 
 def _wait(server: MariadbServer) -> None:
@@ -110,27 +122,25 @@ def running(*extra: str, folder: Path | None = None) -> Iterator[MariadbServer]:
     with tempfile.TemporaryDirectory(prefix="limpet-maria-", dir=folder) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        user = []
-        if not os.geteuid():
-            nobody = pwd.getpwnam("nobody")
-            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-            user = ["--user=nobody"]
+        identity = as_nobody()
+        if identity:
+            os.chown(folder, identity["user"], identity["group"])
         data = folder / "data"
         made = subprocess.run(
-            [install, "--no-defaults", f"--datadir={data}", *user, "--auth-root-authentication-method=normal", "--skip-test-db",
+            [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db",
              "--innodb-log-file-size=8M", f"--tmpdir={folder}"],
-            check=False, capture_output=True, text=True, cwd=folder,
+            check=False, capture_output=True, text=True, cwd=folder, **identity,
         )  # fmt: skip
         if made.returncode:
             raise RuntimeError(f"mariadb-install-db ended with {made.returncode}: {made.stdout[-2000:]} {made.stderr[-2000:]}")
         port = free_port()
         options = [
-            daemon, "--no-defaults", *user, f"--datadir={data}", f"--socket={folder}/s", f"--port={port}", "--bind-address=127.0.0.1",
+            daemon, "--no-defaults", f"--datadir={data}", f"--socket={folder}/s", f"--port={port}", "--bind-address=127.0.0.1",
             f"--pid-file={folder}/pid", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=8M", "--skip-name-resolve",
             "--max-connections=80", f"--tmpdir={folder}", *extra,
         ]  # fmt: skip
         (folder / "log").touch()
-        server = MariadbServer(folder, port, _launch(folder, options), options)
+        server = MariadbServer(folder, port, _launch(folder, options, identity), options, identity)
         try:
             _wait(server)
             yield server

@@ -76,7 +76,8 @@ class PostgresServer:
         _wait(self)
 
 
-def _identity() -> dict[str, Any]:
+def as_nobody() -> dict[str, Any]:
+    """What starts a process as `nobody`, where this one is root; nothing elsewhere."""
     if os.geteuid():
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -138,7 +139,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(extra: str = "", *, folder: Path | None = None) -> Iterator[PostgresServer]:
     """A server for as long as the block runs, in a folder of its own inside `folder`; `extra` joins its configuration."""
-    identity = _identity()
+    identity = as_nobody()
     if folder is not None:
         folder.chmod(0o755)
     with tempfile.TemporaryDirectory(prefix="limpet-pg-", dir=folder) as made:

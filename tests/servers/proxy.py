@@ -71,7 +71,8 @@ class Proxy:
     def _call(self, action: Callable[[], object]) -> None:
         done = threading.Event()
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(lambda: (action(), done.set()))
+        self._loop.call_soon_threadsafe(action)
+        self._loop.call_soon_threadsafe(done.set)
         done.wait()
 
     def _refuse(self) -> None:

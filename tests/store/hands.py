@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -388,6 +389,16 @@ _TABLES = {
 def tables(db: Database) -> list[str]:
     """Every table of a database, but those of the connection alone."""
     return [name for (name,) in db.rows_text(_TABLES[db.name])]
+
+
+def in_words_of(db: Database, sql: str) -> str:
+    """SQL of a test, whose bytes are written x'00', as this database says it."""
+    return re.sub(r"\bx'([0-9a-f]*)'", r"'\\x\1'", sql) if db.name == "postgres" else sql
+
+
+def drop_index(db: Database, name: str, table: str) -> None:
+    """An index is gone."""
+    db.run_text(f"DROP INDEX {name}" + (f" ON {table}" if db.name == "mysql" else ""))
 
 
 def columns_of(db: Database, name: str) -> list[str]:

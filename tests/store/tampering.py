@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from limpet.store import ledger
 from limpet.store.dialect import Database
 from limpet.store.proofs import FAULTS, Remedy
-from tests.store.hands import emitted, link
+from tests.store.hands import drop_index, emitted, in_words_of, link
 
 Picked = dict[str, object]
 Change = Callable[[Database, Picked], None]
@@ -82,6 +82,11 @@ class Tampering:
         return {self.fault, *self.also}
 
     @property
+    def needs_a_file(self) -> bool:
+        """Whether a server holds rows to what this breaks: CHECKs, and the types of columns."""
+        return "constraint" in self.faults or "type" in self.name
+
+    @property
     def is_mended(self) -> bool:
         """Whether a repair must make the job clean again."""
         return all(FAULTS[fault].remedy is not Remedy.NONE for fault in self.faults) if self.mends is None else self.mends
@@ -92,16 +97,18 @@ class Tampering:
         rows = db.rows_text(f"{query.format(job=self.job)} ORDER BY 1, 2 LIMIT 1")
         assert rows, f"{self.name}: the crawl has nothing of this kind"
         picked: Picked = {"job": self.job, **dict(zip(names.split(", "), rows[0], strict=True))}
-        db.run_text("PRAGMA ignore_check_constraints = ON")
+        if db.name == "sqlite":
+            db.run_text("PRAGMA ignore_check_constraints = ON")
         db.begin()
         if callable(self.change):
             self.change(db, picked)
         else:
             for statement in self.change.split(";; "):
-                changed = db.run_text(statement.format(**picked))
+                changed = db.run_text(in_words_of(db, statement.format(**picked)))
                 assert changed or statement.startswith(("DROP", "ALTER", "CREATE")), f"{self.name}: nothing changed"
         db.commit()
-        db.run_text("PRAGMA ignore_check_constraints = OFF")
+        if db.name == "sqlite":
+            db.run_text("PRAGMA ignore_check_constraints = OFF")
         return picked
 
 
@@ -127,7 +134,7 @@ def resealed(sql: str, *, only: bool = False) -> Change:
     """A change after which the ledger is sealed over again."""
 
     def change(db: Database, picked: Picked) -> None:
-        assert db.run_text(sql.format(**picked))
+        assert db.run_text(in_words_of(db, sql.format(**picked)))
         reseal(db, picked, only=only)
 
     return change
@@ -172,7 +179,33 @@ def forge_task(db: Database, picked: Picked) -> None:
         "VALUES (?, ?, ?, ?, ?, 'pending', 'ready', ?, ?)",
         (task, picked["job"], page.shard, page.host, page.key, picked["shard"], picked["n"]),
     )
-    db.run_text("INSERT INTO task_text VALUES (?, ?, '', '', '', 0, 0, 0, x'')", (task, page.text))
+    db.run_text("INSERT INTO task_text VALUES (?, ?, '', '', '', 0, 0, 0, ?)", (task, page.text, b""))
+
+
+def lose_index(db: Database, picked: Picked) -> None:
+    """The index of open tasks is gone."""
+    drop_index(db, "task_open", "task")
+
+
+def change_index(db: Database, picked: Picked) -> None:
+    """The index of dead letters is one of something else."""
+    drop_index(db, "task_dead", "task")
+    db.run_text("CREATE INDEX task_dead ON task (shard)")
+
+
+def lose_dataset_index(db: Database, picked: Picked) -> None:
+    """The index by which a task's records are found is gone."""
+    drop_index(db, "shop_product_task", "shop_product")
+
+
+def add_trigger(db: Database, picked: Picked) -> None:
+    """Somebody has something done after each change of a task."""
+    if db.name == "postgres":
+        db.run_text("CREATE FUNCTION sly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        db.run_text("CREATE TRIGGER sly AFTER UPDATE ON task FOR EACH ROW EXECUTE FUNCTION sly()")
+    else:
+        each, body = ("FOR EACH ROW", "SET @sly = 1") if db.name == "mysql" else ("", "BEGIN SELECT 1; END")
+        db.run_text(f"CREATE TRIGGER sly AFTER UPDATE ON task {each} {body}")
 
 
 def forge_record(db: Database, picked: Picked) -> None:

@@ -17,8 +17,12 @@ from tests.store.tampering import (
     RUNS,
     TRIED,
     Tampering,
+    add_trigger,
+    change_index,
     forge_record,
     forge_task,
+    lose_dataset_index,
+    lose_index,
     resealed,
     resealed_deltas,
     swap_with_offer,
@@ -195,7 +199,7 @@ KEYS: list[Tampering] = [
     T(
         "the text of a task that ran is changed",
         ENDED,
-        "UPDATE task_text SET text = text || 'x', url = text WHERE id = {task}",
+        "UPDATE task_text SET url = text, text = text || 'x' WHERE id = {task}",
         "key",
         batch=None,
     ),
@@ -242,7 +246,7 @@ RECORDS: list[Tampering] = [
     T(
         "a record is of another task",
         RECORD,
-        _record("_task = (SELECT task FROM attempt WHERE outcome = 'failed')"),
+        _record("_task = (SELECT task FROM attempt WHERE outcome = 'failed' ORDER BY job, shard, n, task LIMIT 1)"),
         "stamp",
         batch=None,
         also=("lacks", "stale"),
@@ -312,14 +316,8 @@ SHAPE: list[Tampering] = [
     T("a table is gone", LAST, "DROP TABLE host", "table", batch=None),
     T("a column is gone", LAST, "ALTER TABLE host DROP COLUMN errors", "table", batch=None),
     T("a table has a column more", LAST, "ALTER TABLE task ADD COLUMN note TEXT", "table", batch=None),
-    T("an index is gone", LAST, "DROP INDEX task_open", "index", batch=None),
-    T(
-        "an index covers other columns",
-        LAST,
-        "DROP INDEX task_dead;; CREATE INDEX task_dead ON task (shard)",
-        "index",
-        batch=None,
-    ),
+    T("an index is gone", LAST, lose_index, "index", batch=None),
+    T("an index covers other columns", LAST, change_index, "index", batch=None),
     T("the table of a dataset is gone", LAST, "DROP VIEW shop_product_view;; DROP TABLE shop_product", "table", batch=None),
     T(
         "the table of a dataset lost a column",
@@ -329,7 +327,7 @@ SHAPE: list[Tampering] = [
         batch=None,
         also=("view",),
     ),
-    T("the index of a dataset is gone", LAST, "DROP INDEX shop_product_task", "index", batch=None),
+    T("the index of a dataset is gone", LAST, lose_dataset_index, "index", batch=None),
     T("the view of a dataset is gone", LAST, "DROP VIEW shop_product_view", "view", batch=None),
     T(
         "the definition of a dataset is none",
@@ -338,7 +336,7 @@ SHAPE: list[Tampering] = [
         "dataset",
         batch=None,
     ),
-    T("a trigger changes rows", LAST, "CREATE TRIGGER sly AFTER UPDATE ON task BEGIN SELECT 1; END", "trigger", batch=None),
+    T("a trigger changes rows", LAST, add_trigger, "trigger", batch=None),
     T("a job's row is gone", LAST, "UPDATE job SET job = 77 WHERE job = 2", "orphan", batch=None, also=("total",)),
 ]
 

@@ -15,7 +15,7 @@ from limpet.store.proofs import FAULTS, Remedy
 from limpet.store.repair import Repaired, is_mendable, remedies, repair, repair_job
 from limpet.store.verify import is_verified, verify
 from limpet.task import Outcome
-from tests.conftest import Databases, Hire
+from tests.conftest import Databases, Hire, on_sqlite
 from tests.store.building import TABLES, Crawl
 from tests.store.hands import Faulty, Hand, done, dump, emitted, link, records, states
 from tests.store.tampering import Tampering
@@ -25,8 +25,9 @@ from tests.store.test_verify_tampering import Built, build
 #: What never changes, once it is written.
 PAST = ("ledger", "attempt", "revisit")
 
-MENDED = [one for one in TAMPERINGS if one.is_mended]
-BEYOND = [one for one in TAMPERINGS if not one.is_mended]
+MENDED = [one for one in TAMPERINGS if one.is_mended and not one.needs_a_file]
+BEYOND = [one for one in TAMPERINGS if not one.is_mended and not one.needs_a_file]
+IN_A_FILE = [one for one in TAMPERINGS if one.needs_a_file]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,6 @@ def built_whole(databases: Databases) -> Built:
 @pytest.fixture
 def crawled(built: Built) -> Iterator[Store]:
     """The crawl as it was built."""
-    built.put_back()
     store = built.open()
     yield store
     store.close()
@@ -78,6 +78,18 @@ def go_on(store: Store, batches: int = 12) -> Crawl:
 @pytest.mark.parametrize("tampering", MENDED, ids=lambda one: one.name)
 def test_what_has_a_remedy_is_mended_and_the_crawl_goes_on(crawled: Store, tampering: Tampering) -> None:
     """After a repair the job is proved, its halt is over, the past is as it was, and what follows is clean too."""
+    is_mended(crawled, tampering)
+
+
+@on_sqlite
+@pytest.mark.parametrize("tampering", IN_A_FILE, ids=lambda one: one.name)
+def test_what_a_file_lets_happen_is_mended_or_left_too(crawled: Store, tampering: Tampering) -> None:
+    """What no server lets anybody do to a row."""
+    (is_mended if tampering.is_mended else is_left)(crawled, tampering)
+
+
+def is_mended(crawled: Store, tampering: Tampering) -> None:
+    """Change a crawl, and have it repaired."""
     tampering.apply(crawled.db)
     before = past(crawled.db)
     crawled.job = jobs.read(crawled.db, tampering.job)
@@ -97,6 +109,11 @@ def test_what_has_a_remedy_is_mended_and_the_crawl_goes_on(crawled: Store, tampe
 @pytest.mark.parametrize("tampering", BEYOND, ids=lambda one: one.name)
 def test_what_has_no_remedy_is_left_as_it_is_and_says_so(crawled: Store, tampering: Tampering) -> None:
     """Where the past was altered nothing is invented: a backup is asked for, and not a row but the halt is changed."""
+    is_left(crawled, tampering)
+
+
+def is_left(crawled: Store, tampering: Tampering) -> None:
+    """Change a crawl beyond repair."""
     tampering.apply(crawled.db)
     crawled.job = jobs.read(crawled.db, tampering.job)
     found = findings(crawled)
@@ -113,7 +130,6 @@ def test_what_has_no_remedy_is_left_as_it_is_and_says_so(crawled: Store, tamperi
 @pytest.mark.parametrize("tampering", [one for one in MENDED if one.invariant in ("I3", "I5")], ids=lambda one: one.name)
 def test_records_over_slots_are_mended_too(built_whole: Built, tampering: Tampering) -> None:
     """Where other slots take keys over, and no count names the task, all that may have written a record are tried again."""
-    built_whole.put_back()
     store = built_whole.open()
     try:
         tampering.apply(store.db)

@@ -245,7 +245,7 @@ def test_a_missing_shard_or_a_lower_epoch_is_a_database_that_went_back(hire: Hir
 @pytest.mark.parametrize(
     ("fault", "sql"),
     [
-        ("unheard", "UPDATE ledger SET batch_id = x'00' WHERE shard = 0 AND n = (SELECT watermark FROM shard WHERE shard = 0)"),
+        ("unheard", "UPDATE ledger SET batch_id = digest WHERE shard = 0 AND n = (SELECT watermark FROM shard WHERE shard = 0)"),
         ("lost", "UPDATE shard SET watermark = watermark + 1 WHERE shard = 0"),
         ("lost", "UPDATE shard SET watermark = watermark + 5 WHERE shard = 0"),
     ],

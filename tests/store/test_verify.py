@@ -22,7 +22,7 @@ from limpet.store.verify import Verdict, is_verified, verify, verify_job, verify
 from limpet.store.verify_books import tries_digest
 from limpet.store.verify_history import History, Task, Try, misplaced, not_running, over_cap, recount, unlawful
 from limpet.task import State
-from tests.conftest import Databases, Hire
+from tests.conftest import Databases, Hire, on_sqlite
 from tests.store.building import KINDS, OPERATIONS, Crawl, a_crawl
 from tests.store.hands import SETTINGS, Hand, done, dump, emitted, failed, pages
 
@@ -132,6 +132,7 @@ def test_verify_beside_a_working_worker_gives_no_false_alarm(databases: Database
     assert not failures
 
 
+@on_sqlite
 def test_a_damaged_file_is_a_finding_not_an_error(databases: Databases) -> None:
     """A page that was overwritten is named, whatever else can still be read."""
     dsn = databases.new()
@@ -167,7 +168,7 @@ def test_an_incremental_proof_looks_only_at_what_came_since(crawled: Hand, store
     crawled.commit(*(crawled.part(shard, verified=cursor) for shard, cursor in first.cursors.items()))
     again = proved(store, full=False)
     assert (again.checked["batches"], again.checked.get("tries", 0)) == (len(first.cursors), 0)
-    store.db.run_text("UPDATE attempt SET offered = x'00' WHERE outcome = 'done'")
+    store.db.run_text("UPDATE attempt SET offered = ? WHERE outcome = 'done'", (b"other",))
     assert proved(store, full=False).ok
     assert set(proved(store).found) == {"digest"}
     assert set(proved(store, full=False, from_batches={1: 0}).found) == {"digest"}
@@ -186,7 +187,7 @@ def test_a_shard_is_proved_by_ranges_of_batches(crawled: Hand, store: Store) -> 
     assert store.job is not None
     watermark = crawled.held[0].watermark
     assert verify_shard(store.db, store.job, 0, 0, watermark, thorough=True) == []
-    store.db.run_text("UPDATE attempt SET offered = x'00' WHERE shard = 0")
+    store.db.run_text("UPDATE attempt SET offered = ? WHERE shard = 0", (b"other",))
     assert verify_shard(store.db, store.job, 0, 0, watermark) == []
     found = verify_shard(store.db, store.job, 0, 0, watermark, thorough=True)
     assert {(one.invariant, one.fault, one.shard) for one in found} == {("I2", "digest", 0)}

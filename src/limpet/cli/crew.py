@@ -117,7 +117,8 @@ class Crew:
             said, _ = await asyncio.gather(process.stdout.read(), _pass_on(process.stderr, number, as_json=self.as_json))
             code = await process.wait()
         finally:
-            self.processes.pop(number, None)
+            if process.returncode is not None:
+                self.processes.pop(number, None)
         return _ended(code, said), f"(process {process.pid}) {_how(code)}"
 
     async def _end(self, places: Sequence[asyncio.Task[Ended]]) -> None:

@@ -35,7 +35,7 @@ from limpet.engine.report import (
     Progress,
     Report,
 )
-from limpet.engine.sources import SourceReader, source_of_file, source_of_list
+from limpet.engine.sources import SourceReader, sources_of, wanted
 from limpet.engine.spider import Spider, table_name
 from limpet.engine.stopping import Stopping
 from limpet.engine.tally import Tally
@@ -43,7 +43,7 @@ from limpet.engine.threads import HandlerThreads
 from limpet.engine.tx import Terms
 from limpet.engine.watchdog import Watchdog
 from limpet.engine.worker import End, Worker
-from limpet.errors import StoreError, UrlRejected, UsageError
+from limpet.errors import StoreError, StoreUnavailable, UrlRejected
 from limpet.fetch.http import Client
 from limpet.fetch.robots import product_token
 from limpet.scope import Scope
@@ -94,9 +94,9 @@ async def run(
     store: Store | None = None
     reader: Store | None = None
     try:
-        sources = await reading.call(_sources, spider, starts, starts_from)
+        sources = await reading.call(sources_of, spider, starts, starts_from)
         store = await desk.call(open_store, db, settings=settings)
-        sources = await desk.call(_wanted, store, spider.name, slot, sources)
+        sources = await desk.call(wanted, store.db, spider.name, slot, sources)
         job = await desk.call(store.join, spider=spider.name, slot=slot, profile=spider.profile, sources=sources)
         reader = await reading.call(store.again, readonly=True)
         run_of = await _Run.of(spider, settings, job, store, reader, desk, reading, on_progress)
@@ -142,7 +142,7 @@ async def join(
         jobs.refuse_other_keys(job, spider.profile)
         reader = await reading.call(store.again, readonly=True)
         run_of = await _Run.of(spider, settings, job, store, reader, desk, reading, on_progress)
-        run_of.parent = parent
+        run_of.parent, run_of.is_guest = parent, True
         early = await run_of.before()
         if early is not None:
             return early
@@ -160,31 +160,6 @@ async def _close(store: Store | None, reader: Store | None, desk: OneThread, rea
     reading.close()
 
 
-def _wanted(store: Store, spider: str, slot: str, found: list[jobs.Source]) -> list[jobs.Source]:
-    """The sources to add: a job that was begun with starts of its caller's does not take the spider's own as well."""
-    job = jobs.find(store.db, spider, slot)
-    if job is None:
-        return found
-    kinds = {row.kind for row in jobs.sources(store.db, job.id)}
-    return [source for source in found if source.kind != "list" or "list" in kinds or not kinds]
-
-
-def _sources(spider: Spider, starts: Sequence[str] | None, starts_from: str | None) -> list[jobs.Source]:
-    found = []
-    own = starts is None and starts_from is None
-    listed = list(spider.starts if own else starts or ())
-    for start in listed:
-        try:
-            canonicalise(start, spider.profile)
-        except UrlRejected as error:
-            raise UsageError(f"start {start!r}: {error}") from error
-    if listed:
-        found.append(source_of_list(listed, "list" if own else "given"))
-    if starts_from is not None:
-        found.append(source_of_file(starts_from))
-    return found
-
-
 @dataclass(slots=True)
 class _Run:
     """One run of one job, over as many incarnations of the worker as it takes."""
@@ -199,6 +174,7 @@ class _Run:
     tables: dict[str, str]
     on_progress: Callable[[Progress], None] | None
     parent: int | None = None  # started as one of a crew, by a process that is heard there and proves the job
+    is_guest: bool = False  # one of many that come and go: the last one proves the job
     tally: Tally = field(default_factory=Tally)
     worker: Worker | None = None
     crew: Crew | None = None
@@ -229,7 +205,12 @@ class _Run:
 
     async def counts(self) -> Counts:
         """What the job has, by its books."""
-        return await self.reading.call(counts_of, self.reader.db, self.job.id)
+        try:
+            return await self.reading.call(counts_of, self.reader.db, self.job.id)
+        except StoreUnavailable:
+            if self.crew is not None:  # its workers look after their own connections, and nobody after this one
+                await self.reading.call(self.reader.db.reopen)
+            raise
 
     # -- before the work -------------------------------------------------------------------
 
@@ -365,7 +346,8 @@ class _Run:
         self.crew = crew
         with self.stopping.listening(to_signals=handle_signals), self._counting():
             ended = await crew.work()
-        self.crew = None
+            self.crew = None
+            await self._reconnect()
         requests = sum(one.requests for one in ended)
         self.job = await self.reading.call(jobs.read, self.reader.db, self.job.id)
         found = await self.reading.call(standing.standing, self.reader.db, self.job.id)
@@ -377,6 +359,15 @@ class _Run:
         counts = await self.counts()
         code, message = verdict(ended, stops=self.stops, pages_done=counts.done, pages_max=self.settings.max_pages)
         return await self.report(code, message, requests)
+
+    async def _reconnect(self) -> None:
+        """New connections, as these were idle for as long as the crew worked: a server may have ended them, or itself."""
+        try:
+            await self.desk.call(self.store.db.reopen)
+            await self.reading.call(self.reader.db.reopen)
+        except StoreUnavailable as error:
+            if not await self._server_is_back(str(error)):
+                raise
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -445,6 +436,8 @@ class _Run:
         """Prove the whole job; complete only where the proof holds."""
         if self.parent is not None:
             return await self.report(EXIT_COMPLETE, "complete", requests)
+        if self.is_guest and await self._others():
+            return await self.report(EXIT_COMPLETE, "complete; the last of its workers proves it", requests)
         proof = await self.desk.call(verify_job, self.store, self.job)
         if not proof.ok:
             first = proof.findings[0]
@@ -455,6 +448,11 @@ class _Run:
             letters = "1 dead letter" if report.dead == 1 else f"{report.dead} dead letters"
             return replace(report, exit_code=EXIT_DEAD, message=f"complete and verified, with {letters}: see `limpet dead`")
         return report
+
+    async def _others(self) -> int:
+        """How many workers of the job are there yet."""
+        row = await self.reading.call(self.reader.db.one, "count_workers", job=self.job.id)
+        return int(row[0]) if row else 0
 
     async def report(self, exit_code: int, message: str, requests: int = 0, *, verified: bool = False) -> Report:
         """What the database says now, with this exit code and message."""

@@ -17,8 +17,12 @@ from hashlib import blake2b
 from limpet.batch import DIGEST_BYTES, Link, SourceMove, canonical_json, digest
 from limpet.engine.links import Linker
 from limpet.engine.request import Request
+from limpet.engine.spider import Spider
 from limpet.errors import UrlRejected, UsageError
+from limpet.store import jobs
+from limpet.store.dialect import Database
 from limpet.store.jobs import Source, SourceRow
+from limpet.url import canonicalise
 
 log = logging.getLogger("limpet.sources")
 
@@ -30,6 +34,32 @@ INLINE_MAX = 10_000
 
 #: Bytes of one line of a source: a longer one is no URL.
 LINE_BYTES_MAX = 65_536
+
+
+def sources_of(spider: Spider, starts: Sequence[str] | None, starts_from: str | None) -> list[Source]:
+    """What a caller gives, or else the spider's own starts; UsageError for one that is no URL."""
+    found = []
+    own = starts is None and starts_from is None
+    listed = list(spider.starts if own else starts or ())
+    for start in listed:
+        try:
+            canonicalise(start, spider.profile)
+        except UrlRejected as error:
+            raise UsageError(f"start {start!r}: {error}") from error
+    if listed:
+        found.append(source_of_list(listed, "list" if own else "given"))
+    if starts_from is not None:
+        found.append(source_of_file(starts_from))
+    return found
+
+
+def wanted(db: Database, spider: str, slot: str, found: list[Source]) -> list[Source]:
+    """The sources to add: a job that was begun with starts of its caller's does not take the spider's own as well."""
+    job = jobs.find(db, spider, slot)
+    if job is None:
+        return found
+    kinds = {row.kind for row in jobs.sources(db, job.id)}
+    return [source for source in found if source.kind != "list" or "list" in kinds or not kinds]
 
 
 def source_of_list(starts: Sequence[str], kind: str = "list") -> Source:

@@ -149,10 +149,13 @@ class Worker:
             self._cancel_tasks()
 
     async def _pages_left(self) -> int | None:
+        """This worker's share of the pages until the limit, rounded up: several may go beyond it by what they have in hand."""
         if not self.settings.max_pages:
             return None
         row = await self.reading.call(self.reader.db.one, "done_so_far", job=self.job.id)
-        return max(0, self.settings.max_pages - int(row[0] if row else 0))
+        workers = await self.reading.call(self.reader.db.one, "count_workers", job=self.job.id)
+        left = max(0, self.settings.max_pages - int(row[0] if row else 0))
+        return -(-left // max(1, int(workers[0]) if workers else 1))
 
     async def _until_the_end(self) -> End:
         # A predecessor on this machine whose process is gone is told by its file lock, at once.
@@ -326,6 +329,8 @@ class Worker:
         for shard, _count in await self.reading.call(self.reader.db.rows, "shards_with_requests", job=self.job.id):
             if shard in self.committer.owned:
                 self.committer.owned[shard].poked = True
+        if self.committer.pages_left is not None and self._commit is None:  # else what is being committed would count twice
+            self.committer.pages_left = await self._pages_left()
         if self._proof is None:
             behind = [o for o in self.committer.owned.values() if o.watermark - max(o.verified, o.verified_to) >= VERIFY_EVERY]
             if behind:
@@ -347,6 +352,8 @@ class Worker:
 
     async def _at_rest(self) -> None:
         now = self.clock()
+        if self.committer.pages_left is not None and self.committer.pages_left <= 0:
+            self.committer.pages_left = await self._pages_left()
         if self.committer.pages_left is not None and self.committer.pages_left <= 0:
             self.why, self._end = f"the page limit of {self.settings.max_pages} is reached", End.PAGE_LIMIT
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
@@ -24,6 +25,15 @@ Row = tuple[Any, ...]
 IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A table, index, view or trigger, as a database's catalogue has it."""
+
+    kind: str
+    table: str
+    shape: str  # the text that made it, where that is kept as it was (SQLite); else its columns, in order
 
 
 class Database(Protocol):
@@ -80,6 +90,9 @@ class Database(Protocol):
 
     def ddl(self, sql: str) -> str:
         """A statement of the schema, written in SQLite's words, in this database's."""
+
+    def catalogue(self) -> dict[str, Made]:
+        """Everything that is made in this database, by name."""
 
     def reopen(self) -> None:
         """Throw the connection away and open a new one: after an unknown outcome."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from limpet.errors import UsageError
 from limpet.store import jobs, migrate
 from limpet.store.dialect import Database, sqlite_path
 from limpet.store.opening import connect
@@ -19,6 +20,10 @@ def has_jobs(dsn: str) -> bool:
     db = connect(dsn, readonly=True)
     try:
         return migrate.version(db) > 0
+    except UsageError:  # MySQL shows tables while they are being made
+        if db.name != "mysql":
+            raise
+        return False
     finally:
         db.close()
 

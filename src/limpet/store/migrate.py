@@ -11,7 +11,7 @@ import time
 import uuid
 from importlib.resources import files
 
-from limpet.errors import SchemaNewer, UsageError
+from limpet.errors import SchemaNewer, StoreError, UsageError
 from limpet.store.dialect import Database, repeat_busy, split
 
 #: Waits, in seconds, for another process that is bringing the database up to date.
@@ -59,9 +59,18 @@ def check(db: Database) -> None:
 
 def migrate(db: Database) -> list[str]:
     """Bring a database to the schema of this release; the names of the steps that were applied."""
+    try:
+        return _apply(db)
+    except StoreError:
+        if version(db) < latest():
+            raise
+        return _apply(db)  # somebody else was faster, and this session's catalogue was older than its wait for the lock
+
+
+def _apply(db: Database) -> list[str]:
     applied = []
     for number, name, sql in steps():
-        if version(db) >= number:
+        if _has_reached(db, number):
             continue
         repeat_busy(db.begin_alone, tries=BEGIN_WAITS_S, wait=time.sleep)
         try:
@@ -80,6 +89,14 @@ def migrate(db: Database) -> list[str]:
     if found > latest():
         raise SchemaNewer(f"{db.place} has schema {found}, this Limpet knows up to {latest()}: upgrade Limpet; nothing was changed")
     return applied
+
+
+def _has_reached(db: Database, number: int) -> bool:
+    """Whether a step was applied; no, too, where a server commits each statement of DDL by itself and somebody is at it."""
+    try:
+        return version(db) >= number
+    except UsageError:  # told for certain once the lock is held
+        return False
 
 
 def _note(db: Database, name: str, value: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -34,7 +35,7 @@ from limpet.errors import (
 )
 from limpet.store import mysql_words as words
 from limpet.store.deadline import Deadlines
-from limpet.store.dialect import Row, Value, public_dsn, split, statements
+from limpet.store.dialect import Made, Row, Value, public_dsn, split, statements
 from limpet.store.session import Session
 
 #: The clock of the database, read anew by each statement, in UTC whatever the server's zone is (`_SESSION`).
@@ -49,6 +50,20 @@ READ_DEADLINE_S = 300.0
 
 #: Values of one INSERT: few statements, each of them short.
 VALUES_MAX = 8000
+
+#: Tables and views, indexes, triggers, a row for each column; not the primary keys, which have all one name.
+CATALOGUE = """
+SELECT c.TABLE_NAME, CASE t.TABLE_TYPE WHEN 'VIEW' THEN 'view' ELSE 'table' END, c.TABLE_NAME, c.COLUMN_NAME, c.ORDINAL_POSITION
+  FROM information_schema.COLUMNS AS c
+  JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
+ WHERE c.TABLE_SCHEMA = DATABASE()
+UNION ALL
+SELECT INDEX_NAME, 'index', TABLE_NAME, COLUMN_NAME, SEQ_IN_INDEX
+  FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() AND INDEX_NAME <> 'PRIMARY'
+UNION ALL
+SELECT TRIGGER_NAME, 'trigger', EVENT_OBJECT_TABLE, '', 1 FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = DATABASE()
+ ORDER BY 1, 5
+"""
 
 #: Names the lock of whoever changes the schema of a database (64 characters at most); waited for so many seconds.
 SCHEMA_LOCK = "CONCAT('limpet:', MD5(DATABASE()))"
@@ -339,6 +354,17 @@ class Mysql:
         """A statement of the schema, with MySQL's types."""
         return words.schema(sql, self._collation)
 
+    def catalogue(self) -> dict[str, Made]:
+        """Everything in this database, with its columns."""
+        columns: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+        for name, kind, table, column, _place in self.rows_text(CATALOGUE):
+            columns[kind, table, name].append(column)
+        found: dict[str, Made] = {}
+        for kind, table, name in sorted(columns, key=lambda made: made[0] == "index"):  # an index may have the name of a table
+            made = Made(kind, table, ", ".join(columns[kind, table, name]))
+            found[f"{table}.{name}" if name in found else name] = made
+        return found
+
     def integrity_check(self) -> list[str]:
         """Nothing: the server looks after its own files."""
         return []
@@ -413,7 +439,7 @@ def settings_of(half_lease_s: int, *, readonly: bool) -> dict[str, object]:
     5
     """
     wanted: dict[str, object] = {
-        "time_zone": "+00:00", "sql_mode": "STRICT_ALL_TABLES,ANSI_QUOTES,NO_ENGINE_SUBSTITUTION", "autocommit": 1,
+        "time_zone": "+00:00", "sql_mode": "STRICT_ALL_TABLES,ANSI_QUOTES,PIPES_AS_CONCAT,NO_ENGINE_SUBSTITUTION", "autocommit": 1,
         "innodb_lock_wait_timeout": min(5, half_lease_s),
     }  # fmt: skip
     if readonly:

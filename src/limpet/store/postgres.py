@@ -32,7 +32,7 @@ from limpet.errors import (
     UsageError,
 )
 from limpet.store.deadline import Deadlines
-from limpet.store.dialect import Row, Value, public_dsn, statements
+from limpet.store.dialect import Made, Row, Value, public_dsn, statements
 from limpet.store.session import Session
 
 #: The clock of the database, read anew by each statement: now() is the transaction's start.
@@ -68,6 +68,24 @@ LIVES = (
     " ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END",
     "SELECT pg_postmaster_start_time()::text, pg_is_in_recovery()::text",
 )
+
+#: Tables and views, indexes, triggers; those of a session's own are in another schema.
+CATALOGUE = """
+SELECT c.relname::text, CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END, c.relname::text,
+       string_agg(a.attname::text, ', ' ORDER BY a.attnum)
+  FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p', 'v') GROUP BY c.relname, c.relkind
+UNION ALL
+SELECT i.relname::text, 'index', t.relname::text, string_agg(a.attname::text, ', ' ORDER BY k.place)
+  FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
+ CROSS JOIN LATERAL unnest(x.indkey) WITH ORDINALITY AS k(number, place)
+  JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attnum = k.number
+ WHERE i.relnamespace = current_schema()::regnamespace GROUP BY i.relname, t.relname
+UNION ALL
+SELECT g.tgname::text, 'trigger', t.relname::text, ''
+  FROM pg_trigger AS g JOIN pg_class AS t ON t.oid = g.tgrelid
+ WHERE t.relnamespace = current_schema()::regnamespace AND NOT g.tgisinternal
+"""
 
 #: Types of the staging tables' columns, for COPY.
 STAGE_TYPES = {
@@ -312,8 +330,12 @@ class Postgres:
             self.connection.execute(f"{self._sql['stage_tables']}; {self._sql['unstage']}")
 
     def has_table(self, name: str) -> bool:
-        """Whether a table of that name is on the search path."""
-        return bool(self.rows_text("SELECT 1 WHERE to_regclass(?) IS NOT NULL", (name,)))
+        """Whether a table of that name is on the search path, as this statement's snapshot has it.
+
+        Not by to_regclass: its cache may not know yet what another connection has just committed.
+        """
+        sql = "SELECT 1 FROM pg_tables WHERE schemaname = ANY (current_schemas(false)) AND tablename = ?"
+        return bool(self.rows_text(sql, (name,)))
 
     def locked(self, alias: str) -> str:
         """Ends a query whose rows nobody else may change before COMMIT."""
@@ -322,6 +344,10 @@ class Postgres:
     def ddl(self, sql: str) -> str:
         """A statement of the schema, with PostgreSQL's types."""
         return schema(sql)
+
+    def catalogue(self) -> dict[str, Made]:
+        """Everything in the schema that is made into, with its columns."""
+        return {name: Made(kind, table, columns) for name, kind, table, columns in self.rows_text(CATALOGUE)}
 
     def integrity_check(self) -> list[str]:
         """Nothing: the server looks after its own files."""

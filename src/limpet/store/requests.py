@@ -73,10 +73,12 @@ def apply(store: Store, *, clock: Callable[[], float] = time.monotonic) -> Appli
     waiting = _waiting(store, job)
     if not waiting:
         return Applied(0, 0, ())
+    lease.Watch(clock).look(store.db, "")
+    if all(row.owner_lives for row in lease.shards(store.db, job.id) if row.shard in waiting):
+        return Applied(0, 0, tuple(map(int, sorted(waiting))))  # a further worker would only make the others share anew
     me = store.register()
     taken, put_back, left = 0, 0, []
     try:
-        lease.Watch(clock).look(store.db, me.id)
         for row in lease.shards(store.db, job.id):
             if row.shard not in waiting:
                 continue

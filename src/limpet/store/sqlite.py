@@ -33,7 +33,7 @@ from limpet.errors import (
     UsageError,
     WentBack,
 )
-from limpet.store.dialect import Row, Value, repeat_busy, statements
+from limpet.store.dialect import Made, Row, Value, repeat_busy, statements
 
 #: The clock of the database: on SQLite that of this machine, read anew by each statement.
 NOW_MS = "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
@@ -305,6 +305,11 @@ class Sqlite:
     def ddl(self, sql: str) -> str:
         """A statement of the schema: it is written in SQLite's words."""
         return sql
+
+    def catalogue(self) -> dict[str, Made]:
+        """Everything in the file, with the text that made it."""
+        rows = self.rows_text("SELECT name, type, tbl_name, COALESCE(sql, '') FROM sqlite_master")
+        return {name: Made(kind, table, sql) for name, kind, table, sql in rows}
 
     def integrity_check(self) -> list[str]:
         """What SQLite itself finds wrong with the file; empty where it is sound."""

@@ -7,6 +7,7 @@ it changes rows inside a transaction of Limpet's. Invariants: none by number; `f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ import apsw
 
 from limpet.errors import RecordError
 from limpet.store import migrate
-from limpet.store.dialect import Database, quote, split
+from limpet.store.dialect import Database, Made, quote, split
 from limpet.store.proofs import Evidence, Report
 from limpet.store.tables import OWN, SQL_TYPES, Table, load_tables, make_view
 
@@ -31,15 +32,6 @@ class Checkable(Protocol):
         """What it finds wrong; empty where the file is sound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A table, index, view or trigger, as `sqlite_master` has it."""
-
-    kind: str
-    table: str
-    sql: str
-
-
 def prove_file(evidence: Evidence) -> None:
     """SQLite's check of pages, indexes, UNIQUE, NOT NULL and CHECK constraints."""
     for line in cast(Checkable, evidence.db).integrity_check():
@@ -49,11 +41,8 @@ def prove_file(evidence: Evidence) -> None:
 def prove_schema(evidence: Evidence) -> None:
     """Every table of the protocol as the migrations make it, every dataset as its definition says."""
     db, report = evidence.db, evidence.report
-    if db.name != "sqlite":  # a server's catalogue is not compared: its own words differ by version
-        evidence.tables = load_tables(db, evidence.job.spider)
-        return
-    found = made_in(db)
-    for name, expected in expected_schema().items():
+    found = db.catalogue()
+    for name, expected in expected_in(db).items():
         _compare(report, name, expected, found.get(name))
     for name, made in found.items():
         if made.kind == "trigger":
@@ -70,34 +59,58 @@ def prove_schema(evidence: Evidence) -> None:
         evidence.tables = tables
 
 
-def made_in(db: Database) -> dict[str, Made]:
-    """What the database holds, by name."""
-    rows = db.rows_text("SELECT name, type, tbl_name, COALESCE(sql, '') FROM sqlite_master")
-    return {name: Made(kind, table, sql) for name, kind, table, sql in rows}
+def expected_in(db: Database) -> Mapping[str, Made]:
+    """What the catalogue of a database ought to hold: SQLite's texts, or a server's columns."""
+    if db.name == "sqlite":
+        return {name: Made(made.kind, made.table, made.sql) for name, made in schema_in_memory().items()}
+    expected = {}
+    for name, made in schema_in_memory().items():
+        if made.kind == "table":
+            expected[name] = Made("table", name, made.columns)
+        elif made.sql:
+            expected[name] = Made("index", made.table, _COLUMNS_OF_INDEX.search(db.ddl(made.sql))[1].replace("`", ""))  # type: ignore[index]
+    return expected
+
+
+_COLUMNS_OF_INDEX = re.compile(r" ON \w+ \(([^)]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A table or index as the migrations of this release say it, in SQLite's form."""
+
+    kind: str
+    table: str
+    sql: str
+    columns: str
 
 
 @cache
-def expected_schema() -> Mapping[str, Made]:
+def schema_in_memory() -> Mapping[str, Said]:
     """What the migrations of this release make, made in memory."""
     memory = apsw.Connection(":memory:")
     try:
         for _, _, sql in migrate.steps():
             for statement in split(sql):
                 memory.execute(statement)
-        rows = memory.execute("SELECT name, type, tbl_name, COALESCE(sql, '') FROM sqlite_master").fetchall()
+        said = {}
+        for row in memory.execute("SELECT name, type, tbl_name, COALESCE(sql, '') FROM sqlite_master").fetchall():
+            name, kind, table, sql = map(str, row)
+            columns = [str(column[1]) for column in memory.execute(f"PRAGMA table_info({quote(name)})")] if kind == "table" else []
+            said[name] = Said(kind, table, sql, ", ".join(columns))
     finally:
         memory.close()
-    return {str(name): Made(str(kind), str(table), str(sql)) for name, kind, table, sql in rows}
+    return said
 
 
 def _compare(report: Report, name: str, expected: Made, found: Made | None) -> None:
-    fault = "index" if expected.kind == "index" and expected.sql else "table"
+    fault = "index" if expected.kind == "index" and expected.shape else "table"
     if found is None:
         report.add(fault, f"the {expected.kind} {name} is missing")
-    elif (found.kind, found.sql) != (expected.kind, expected.sql):
+    elif (found.kind, found.shape) != (expected.kind, expected.shape):
         report.add(
             fault,
-            f"the {expected.kind} {name} is not as the schema says: expected {_flat(expected.sql)}, found {_flat(found.sql)}",
+            f"the {expected.kind} {name} is not as the schema says: expected {_flat(expected.shape)}, found {_flat(found.shape)}",
         )
 
 
@@ -106,17 +119,22 @@ def _wrong_dataset(db: Database, table: Table, found: Mapping[str, Made]) -> Ite
     if table.name not in found:
         yield "table", f"the table of the dataset {table.name} is missing"
         return
-    columns = {row[1]: row[2] for row in db.rows_text(f"PRAGMA table_info({quote(table.name)})")}
+    is_file = db.name == "sqlite"
+    if is_file:
+        columns = {row[1]: row[2] for row in db.rows_text(f"PRAGMA table_info({quote(table.name)})")}
+    else:  # a server holds values to their types, and names the types in words of its own
+        columns = dict.fromkeys(found[table.name].shape.split(", "), "")
     expected = {column.name: SQL_TYPES.get(str(column.kind), "TEXT") for column in table.type.columns}
     for name in ("_id", *OWN, *expected):
         if name not in columns:
             yield "table", f"the table {table.name} has no column {name}"
-        elif name in expected and columns[name] != expected[name]:
+        elif is_file and name in expected and columns[name] != expected[name]:
             yield "table", f"the column {name} of {table.name}: expected {expected[name]}, found {columns[name]}"
     for name in sorted(set(columns) - {"_id", *OWN, *expected}):
         yield "table", f"the table {table.name} has a column {name} that its definition does not name"
     unique = "_scope, _key, _slot" if table.history else "_scope, _key"
-    if f"UNIQUE ({unique})" not in found[table.name].sql:
+    indexes = [made.shape for made in found.values() if made.kind == "index" and made.table == table.name]
+    if f"UNIQUE ({unique})" not in found[table.name].shape and unique not in indexes:
         yield "table", f"the table {table.name} is not unique over ({unique})"
     if f"{table.name}_task" not in found:
         yield "index", f"the index {table.name}_task is missing"
@@ -133,11 +151,12 @@ def _flat(sql: str) -> str:
 
 def remake(db: Database, tables: Mapping[str, Table]) -> int:
     """Make indexes and views again that are missing or not as the schema says, in the caller's transaction; how many."""
-    found, made = made_in(db), 0
-    for name, expected in expected_schema().items():
-        if expected.kind == "index" and expected.sql and found.get(name) != expected:
-            db.run_text(f"DROP INDEX IF EXISTS {quote(name)}")
-            db.run_text(expected.sql)
+    found, made = db.catalogue(), 0
+    for name, expected in expected_in(db).items():
+        if expected.kind == "index" and expected.shape and found.get(name) != expected:
+            if name in found:
+                db.run_text(f"DROP INDEX {quote(name)}" + (f" ON {quote(expected.table)}" if db.name == "mysql" else ""))
+            db.run_text(db.ddl(schema_in_memory()[name].sql))
             made += 1
     for table in tables.values():
         if f"{table.name}_task" not in found:
