@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PYTEST ?= -n 2 --dist loadgroup
+OF     ?= run
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
@@ -43,8 +44,8 @@ check: setup  ## what CI runs: style, types, layers and the whole suite
 crash: setup  ## the long sweeps of kills, power cuts and full disks; resumable (CRASH="--help" shows its options)
 	$(BIN)/python -m tests.crash.long $(CRASH)
 
-bench: setup  ## speed, as ratios to a crawler that stores nothing (BENCH="--help" shows its options)
-	$(BIN)/python bench/run.py $(BENCH)
+bench: setup  ## speed, as ratios to a crawler that stores nothing; OF=hosts, OF=snapshot for others (BENCH="--help" shows options)
+	$(BIN)/python bench/$(OF).py $(BENCH)
 
 wheel: setup  ## dist/limpet-*.whl
 	$(BIN)/hatchling build --target wheel

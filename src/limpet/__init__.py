@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from limpet.engine.calling import Http, Reply
+from limpet.engine.calls import Call, Start, Tariff, call, places
+from limpet.engine.lastwords import DeadTask
 from limpet.engine.request import Request
 from limpet.engine.spider import Spider
 from limpet.engine.tx import Tx
@@ -46,24 +49,32 @@ def __getattr__(name: str) -> object:
 __all__ = [
     "Anchor",
     "Blocked",
+    "Call",
     "Dead",
+    "DeadTask",
     "FetchError",
     "HandlerRevoked",
+    "Http",
     "KeyProfile",
     "LimpetError",
     "Missing",
     "OwnershipLost",
     "Page",
     "RecordError",
+    "Reply",
     "Request",
     "Retry",
     "SiteRule",
     "Skip",
     "Spider",
+    "Start",
     "StoreError",
+    "Tariff",
     "Tx",
     "UsageError",
+    "call",
     "field",
     "open",
+    "places",
     "record",
 ]

@@ -9,7 +9,7 @@ at random. Invariants: I1, I2.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
@@ -60,6 +60,76 @@ class Offer:
     values: tuple[object, ...]  # as stored, in the order of the dataset's columns
 
 
+class Billed(StrEnum):
+    """What became of the money of one try. `reserved` is committed with the claim, before any request."""
+
+    RESERVED = "reserved"
+    CHARGED = "charged"
+    REFUNDED = "refunded"  # asked, and not to be paid for
+    VOID = "void"  # nothing was sent
+    UNKNOWN = "unknown"  # sent, and nobody knows: counts as spent until it is settled
+
+
+#: Micro-credits of a credit: money is counted in whole numbers.
+CREDIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one try cost, as it ended."""
+
+    state: Billed
+    amount: int = 0  # micro-credits; 0 unless charged
+    host: str = ""  # who was asked
+    requests: int = 0  # sent
+    reason: str = ""  # for people: "status 200", "time-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer that was paid for, kept until its task is done."""
+
+    task: TaskId
+    tries: int
+    request: bytes  # digest of method, URL and body
+    status: int
+    url: str
+    headers: str  # JSON: pairs
+    body: bytes  # compressed
+    amount: int = 0  # micro-credits that the try has cost so far
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWrite:
+    """The next version of a shared value, written on the condition that `before` is still the last one."""
+
+    name: str
+    before: int
+    value: str  # canonical JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one try saw of an incremental sweep: lowest and highest value, as "type:text"."""
+
+    name: str
+    handler: str
+    low: str
+    high: str
+    count: int
+    gaps: bool = False  # whether what lies between this sweep and the one before is worth a warning
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an owner asks of its job's purse for one shard; alone in its commit, since the purse is one row for all."""
+
+    cost: int = 0  # of the dearest task: less is of no use; 0 to give all of it back
+    day: str = ""  # the day whose purse pays too; "" for none
+    day_purse: str = ""
+    day_budget: int | None = None  # micro-credits that the day's purse may hold; None for no limit
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One claimed task, as it was read back after the commit that claimed it."""
@@ -108,16 +178,32 @@ class Result:
     url: str = ""  # address of the answer, or of the target of a move, where it differs from the claim's
     moved_to: bytes = b""  # SKIPPED, moved: key of the target
     size: int = 0  # approximate bytes of links and offers, for the commit's byte limit
+    is_final: bool = False  # DEAD: what the handler for final failures wrote commits with it
+    charge: Charge | None = None  # of a try that costs; None where nothing was sent
+    drops_kept: bool = False  # the answers that were kept for the task are of no further use
+    tallies: tuple[tuple[str, int], ...] = ()
+    registers: tuple[RegisterWrite, ...] = ()
+    seen: tuple[Seen, ...] = ()
     _digest: bytes = field(default=b"", init=False, repr=False, compare=False)  # made once: a commit asks three times
 
     def digest(self) -> bytes:
-        """What this try offered: links by key, records by (dataset, key, content)."""
+        """What this try offered: links by key, records by (dataset, key, content), then shared values where it has any."""
         if not self._digest:
             links = sorted({link.key for link in self.links})
             offers = sorted({(offer.dataset, offer.key): offer.content for offer in self.offers}.items())
             offered = (piece for (name, key), content in offers for piece in (name.encode(), key, content))
-            object.__setattr__(self, "_digest", digest(*links, b"|", *offered))
+            object.__setattr__(self, "_digest", digest(*links, b"|", *offered, *self._shared()))
         return self._digest
+
+    def _shared(self) -> tuple[bytes, ...]:
+        if not (self.tallies or self.registers or self.seen):
+            return ()
+        shared = [
+            sorted(self.tallies),
+            sorted([r.name, r.before, r.value] for r in self.registers),
+            sorted([s.name, s.handler, s.low, s.high, s.count] for s in self.seen),
+        ]
+        return (b"|", canonical_json(shared).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +259,8 @@ class Want:
     busy: dict[int, int] = field(default_factory=dict)  # host -> how many more it may take; absent: per_host
     solo: bool = False  # one suspect, alone
     after_host: int = -(2**63)  # where the round of hosts goes on
+    costs: Mapping[str, int] = field(default_factory=dict)  # handler -> micro-credits reserved for a try
+    day: str = ""  # the day whose purse pays too; "" for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +277,8 @@ class Part:
     hosts: tuple[HostRow, ...] = ()
     robots: tuple[RobotsRow, ...] = ()
     sources: tuple[SourceMove, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    grant: Grant | None = None
     verified: int = 0  # verify's cursor moves here, 0 for no move
     code: bytes = b""  # digest of the spider's code
 
@@ -204,6 +294,9 @@ class Part:
                 [[r.origin, r.outcome, r.status, r.body.hex(), r.ttl_ms] for r in self.robots],
                 [[s.source, s.before, s.after, s.closed, [link.key.hex() for link in s.links]] for s in self.sources],
                 self.verified,
+                [[k.task, k.tries, k.request.hex(), k.status, k.amount, digest(k.body).hex()] for k in self.kept],
+                [self.grant.cost, self.grant.day, self.grant.day_purse] if self.grant else None,
+                [[r.claim.id, r.charge.state, r.charge.amount, r.charge.requests] for r in self.results if r.charge],
             ]
         )
         return digest(*tries, rest.encode("utf-8", "surrogatepass"))

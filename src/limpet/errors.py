@@ -69,6 +69,10 @@ class OutcomeUnknown(StoreError):
     """COMMIT was sent and its answer never came: resolve before anything else is done."""
 
 
+class RightMissing(StoreError):
+    """The database lets this role not do what the work needs; the message names the GRANT that does."""
+
+
 class StoreCorrupt(StoreError):
     """The file is no database, or a damaged one: nothing more is written to it."""
 
@@ -147,4 +151,12 @@ class Blocked(HandlerOutcome):
     def __init__(self, reason: str = "blocked", *, after_s: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.after_s = after_s
+
+
+class HostPaused(LimpetError):
+    """The host that a keyed task would ask waits for longer than a task can: the task goes back, and nobody is to blame."""
+
+    def __init__(self, authority: str, *, after_s: float, reason: str) -> None:
+        super().__init__(f"{authority} waits for {after_s:.1f} s: {reason or 'its pace'}")
         self.after_s = after_s

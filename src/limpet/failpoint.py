@@ -33,7 +33,10 @@ COMMIT_STEPS = (
 TAKEOVER_STEPS = ("takeover_begin", "takeover_fence", "takeover_reclaim", "takeover_ledger", "takeover_commit")
 JOB_STEPS = ("job_begin", "job_rows", "job_commit")
 ENGINE_STEPS = ("before_send", "after_answer", "between_emits", "before_freeze", "after_acknowledge", "before_retire")
+GC_STEPS = ("gc_sealed", "gc_batch")
+#: Those of a crawl, and all that there are.
 ALL = (*COMMIT_STEPS, *TAKEOVER_STEPS, *JOB_STEPS, *ENGINE_STEPS)
+NAMES = (*ALL, *GC_STEPS)
 
 
 class FailpointRaised(LimpetError):
@@ -50,9 +53,9 @@ def parse(text: str) -> dict[str, tuple[int, str]]:
     for piece in filter(None, text.split(";")):
         place, _, action = piece.partition("=")
         name, _, hit = place.partition("@")
-        if name not in ALL or action not in ("kill", "stop", "raise", "wait") or not (hit or "1").isdigit():
+        if name not in NAMES or action not in ("kill", "stop", "raise", "wait") or not (hit or "1").isdigit():
             raise UsageError(
-                f"LIMPET_FAILPOINT: {piece!r} is no failpoint: expected name[@N]=kill|stop|raise|wait with a name of {', '.join(ALL)}"
+                f"LIMPET_FAILPOINT: {piece!r} is no failpoint: expected name[@N]=kill|stop|raise|wait with a name of {', '.join(NAMES)}"
             )
         plan[name] = (int(hit or 1), action)
     return plan

@@ -6,7 +6,9 @@ strikes meet the cap. A throttle is no strike, is counted, and has a cap of its 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from limpet.batch import Claim
 from limpet.settings import Settings
@@ -67,3 +69,40 @@ def throttle_wait_s(times: int, settings: Settings, jitter: float, after_s: floa
     if after_s is not None:
         return min(after_s, settings.retry_after_max_s)
     return float(min(THROTTLE_WAIT_S * 2 ** (times - 1), settings.backoff_max_s) * (1 + JITTER * jitter))
+
+
+# -- a host that is away ------------------------------------------------------------------------
+
+_OUTAGE = re.compile(r"outage since (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z): ")
+
+
+def outage_wait_s(away_s: float, settings: Settings, jitter: float) -> float:
+    """Seconds until a host that has been away for so long is asked again: as long again, so the wait doubles.
+
+    >>> [outage_wait_s(away_s, Settings(), 0.5) for away_s in (0, 3, 40, 9000)]
+    [1.0, 3.0, 40.0, 600.0]
+    """
+    return min(max(away_s, settings.backoff_s), settings.backoff_max_s) * (1 + JITTER * (2 * jitter - 1))
+
+
+def outage_text(since_ms: int, reason: str) -> str:
+    """What the row of a host says that is away: for people, and for its next owner.
+
+    >>> outage_text(1796047503250, "connect")
+    'outage since 2026-11-30T14:05:03.250Z: connect'
+    """
+    at = datetime.fromtimestamp(since_ms / 1000, UTC)
+    return f"outage since {at:%Y-%m-%dT%H:%M:%S}.{since_ms % 1000:03}Z: {reason}"
+
+
+def outage_since_ms(text: str) -> int:
+    """Since when the host is away whose row says that, in milliseconds since 1970; 0 where it says something else.
+
+    >>> outage_since_ms("outage since 2026-11-30T14:05:03.250Z: connect"), outage_since_ms("status 429")
+    (1796047503250, 0)
+    """
+    found = _OUTAGE.match(text)
+    if found is None:
+        return 0
+    at = datetime.strptime(f"{found[1][:-5]}+0000", "%Y-%m-%dT%H:%M:%S%z")
+    return round(at.timestamp()) * 1000 + int(found[1][-4:-1])

@@ -10,7 +10,7 @@ Rows come in key order, a few at a time, and each reading is of one moment. Noth
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -22,6 +22,7 @@ from typing import Any, Self
 from limpet.errors import UsageError
 from limpet.record import Column, Kind
 from limpet.store.dialect import Database
+from limpet.store.diff import Counted, changes, pair_of
 from limpet.store.export import Choice, choose, count_rows, every, stored_rows
 from limpet.store.opening import Store, open_store
 from limpet.store.views import snapshot
@@ -73,6 +74,51 @@ class Collected:
         """
         return Dataset(self._store, choose(self._store.db, name, spider=spider, slot=slot, all_slots=all_slots))
 
+    def diff(self, name: str, older: str, newer: str, *, spider: str = "", fields: Sequence[str] = ()) -> Iterator[Difference]:
+        """What is new, gone and changed in a dataset from one slot to another, in key order; as `limpet diff` has it.
+
+        Volatile fields are left out; `fields` names those that are compared. Raises UsageError, naming what there is, for
+        an unknown dataset, slot or field, and for a dataset that keeps no rows of older slots.
+        """
+        with _own_snapshot(self._store) as db:
+            pair = pair_of(db, name, older, newer, spider=spider, fields=fields)
+            columns = [(column.name, _VALUES.get(column.kind)) for column in pair.type.columns]
+            for change in changes(db, pair, Counted()):
+                old, new = (_read(columns, values) for values in (change.old, change.new))
+                key = {field: (new or old or {})[field] for field in pair.type.key}
+                sides = [side and {field: side[field] for field in pair.compared} for side in (old, new)]
+                yield Difference(change.what, key, sides[0], sides[1], change.fields)
+
+
+def _read(columns: Sequence[tuple[str, Callable[[Any], object] | None]], values: Sequence[Any] | None) -> dict[str, Any] | None:
+    """Stored values as Python's, by name."""
+    if values is None:
+        return None
+    named = zip(columns, values, strict=True)
+    return {name: value if value is None or read is None else read(value) for (name, read), value in named}
+
+
+@contextmanager
+def _own_snapshot(store: Store) -> Iterator[Database]:
+    """A connection of its own: two iterations may be under way at once, and a crawl writes meanwhile."""
+    reader = store.again(readonly=True)
+    try:
+        with snapshot(reader.db) as db:
+            yield db
+    finally:
+        reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What became of one record from one slot to another."""
+
+    what: str  # new | gone | changed
+    key: dict[str, Any]
+    old: dict[str, Any] | None  # the fields that were compared; None of a new one
+    new: dict[str, Any] | None  # None of one that is gone
+    fields: tuple[str, ...]  # of a changed one, the names of those that differ
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Dataset:
@@ -86,7 +132,7 @@ class Dataset:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names, readers = self.columns, self._readers()
-        with self._snapshot() as db:
+        with _own_snapshot(self._store) as db:
             for row in stored_rows(db, self._choice):
                 values = row if self._choice.with_slot else row[1:]
                 yield {
@@ -95,7 +141,7 @@ class Dataset:
                 }
 
     def __len__(self) -> int:
-        with self._snapshot() as db:
+        with _own_snapshot(self._store) as db:
             return count_rows(db, self._choice)
 
     @property
@@ -134,16 +180,6 @@ class Dataset:
     def _readers(self) -> list[Callable[[Any], object] | None]:
         readers = [_VALUES.get(column.kind) for column in self._columns]
         return [None, *readers] if self._choice.with_slot else readers
-
-    @contextmanager
-    def _snapshot(self) -> Iterator[Database]:
-        """A connection of its own: two iterations may be under way at once, and a crawl writes meanwhile."""
-        reader = self._store.again(readonly=True)
-        try:
-            with snapshot(reader.db) as db:
-                yield db
-        finally:
-            reader.close()
 
 
 def _arrow_type(pyarrow: Any, column: Column) -> Any:

@@ -56,8 +56,15 @@ class Settings:
         (5.0, 120.0), "waits after the first and second death of a worker under a task run alone: longer than a storm of kills"
     )
     throttles: int = option(20, "times a task may be throttled until it is dead")
-    throttle_hours: float = option(24.0, "hours a task may be throttled until it is dead")
+    throttle_hours: float = option(24.0, "hours a task may be throttled until it is dead, or a host away until it is given up")
+    outage_after: int = option(
+        5, "failures in a row of different tasks of a host that make an outage of it, which strikes nobody; 0: never"
+    )
     breaker: int = option(50, "unexpected exceptions in a row from one handler that pause the job")
+
+    # -- money -----------------------------------------------------------------------------
+    budget: float = option(-1.0, "credits that the job may spend; -1 leaves what an earlier run said (no limit at first), inf is no limit")
+    budget_day: float = option(-1.0, "credits that all jobs of the spider may spend on one day of its time zone; -1 means no limit")
 
     # -- time-outs -------------------------------------------------------------------------
     connect_timeout_s: float = option(10.0, "to open a connection")

@@ -19,8 +19,11 @@ from pathlib import Path
 
 from limpet.demo.catalogue import Shop
 from limpet.demo.site import spawned
+from tests.crash.nursery import nursery
 from tests.crash.torture import Ordeal, Report, torture
 from tests.crash.trial import memory_folder
+from tests.hardening.nemesis import DEEDS, haunted
+from tests.hardening.team import team
 from tests.servers import mariadb, postgres
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +51,7 @@ class Hits:
 
 
 KILLS = Hits("20 kills", 20, (60, 160), hits_min=18)
-FREEZES = Hits("10 freezes", 10, (40, 80), hits_min=8, pause_s=3.0, flags=("--delay", "0.1"))
+FREEZES = Hits("10 freezes", 10, (40, 80), hits_min=8, pause_s=3.0, flags=("--delay", "0.1", "--per-host", "2"))
 
 
 @dataclass(slots=True)
@@ -65,6 +68,10 @@ class Servers:
         if kind not in self._made:
             self._made[kind] = self.stack.enter_context(postgres.running() if kind == "postgres" else mariadb.running())
         return self._made[kind].new_database()
+
+    def server(self, kind: str) -> postgres.PostgresServer | mariadb.MariadbServer | None:
+        """The server of a kind, once it was asked for; None for SQLite, which has none."""
+        return self._made.get(kind)
 
 
 # -- what a crawl came to -----------------------------------------------------------------------
@@ -134,11 +141,11 @@ def hit_crowd(shop: Shop, db: str, how: Hits, *, seed: int, workers: int = 4, pa
 
 
 @contextmanager
-def quiet(shop: Shop, folder: Path) -> Iterator[tuple[Shop, tuple[str, int, list[str]]]]:
+def quiet(shop: Shop, folder: Path, *flags: str) -> Iterator[tuple[Shop, tuple[str, int, list[str]]]]:
     """A served shop, and what one worker on SQLite to which nothing happens collects there."""
     with spawned(shop) as served:
         db = f"sqlite:///{folder}/quiet.db"
-        ran = subprocess.run(crawl(db, served.starts()), capture_output=True, text=True, env=environment(), check=False)
+        ran = subprocess.run(crawl(db, served.starts(), *flags), capture_output=True, text=True, env=environment(), check=False)
         assert ran.returncode in OK_EXITS, ran.stderr
         yield served, outcome(db)
 
@@ -153,6 +160,20 @@ def crowd_cases(stack: ExitStack) -> Iterator[tuple[str, Case]]:
                 yield f"crowd on {kind}, {how.name}, seed {seed}", partial(own, servers, kind, how, seed)
                 if shared:
                     yield f"original crowd on {kind}, {how.name}, seed {seed}", partial(original, servers, Path(shared), kind, how, seed)
+
+    for kind in KINDS:
+        for seed in (1, 2, 3):
+            yield f"nemesis on {kind}, seed {seed}", partial(nemesis, servers, kind, seed)
+
+
+def nemesis(servers: Servers, kind: str, seed: int) -> list[str]:
+    """Everything that can happen to workers and their server, three times over."""
+    shop = Shop(products=700, hosts=8, seed=seed)
+    flags = {"lease": 1, "per-host": 1, "delay": 0.05}
+    with memory_folder() as folder, nursery() as forks:
+        db = servers.new(kind, folder)
+        with team(forks, db, shop, folder, latency_s=0.03, server=servers.server(kind), **flags) as crowd:
+            return haunted(crowd, seed, DEEDS * 3)
 
 
 def own(servers: Servers, kind: str, how: Hits, seed: int) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from limpet import failpoint
 from limpet.engine import heart
 from limpet.errors import OutcomeUnknown, StoreUnavailable
-from limpet.store import datasets, ledger
+from limpet.store import datasets, known, ledger
 from limpet.store.dialect import Database, statements
 from limpet.store.sqlite import NOW_MS, Sqlite
 
@@ -66,7 +68,83 @@ def no_fence() -> None:
     """Send and write whatever the lease and the shard's row say."""
     heart.Heart.may_send = property(lambda self: True)  # type: ignore[assignment, method-assign]
     heart.__dict__["beat"] = lambda db, worker: True
-    statements("sqlite", NOW_MS)["fence"] = (
-        "UPDATE shard SET watermark = CASE WHEN :n > watermark THEN :n ELSE watermark END, verified = MAX(verified, :verified),"
+    sql = (
+        "UPDATE shard SET watermark = CASE WHEN :n > watermark THEN :n ELSE watermark END,"
+        " verified = CASE WHEN :verified > verified THEN :verified ELSE verified END,"
         " owner = CASE WHEN :kind = 'release' THEN NULL ELSE :owner END WHERE job = :job AND shard = :shard AND :epoch > 0"
     )
+    statements("sqlite", NOW_MS)["fence"] = sql
+    with suppress(ImportError):  # of a driver that is not installed
+        from limpet.store import mysql, postgres
+
+        postgres._translated()["fence"] = postgres.translate(sql)  # type: ignore[attr-defined]
+        mysql._translated()["fence"] = mysql.words.translate(sql)  # type: ignore[attr-defined]
+
+
+def remembers_what_was_lost() -> None:
+    """Keep what is known whatever becomes of the database: a fail-over takes rows away that stay known."""
+    known.KnownKeys.clear = lambda self: None  # type: ignore[method-assign]
+    known.KnownKeys.belongs_to = lambda self, incarnation: None  # type: ignore[method-assign]
+
+
+def no_fence_on_servers() -> None:
+    """`no_fence`, in the words of PostgreSQL and MySQL."""
+    no_fence()
+    from limpet.store import mysql, mysql_words, postgres, postgres_words
+
+    fence = statements("sqlite", NOW_MS)["fence"].replace("MAX(", "GREATEST(")
+    postgres._translated()["fence"] = postgres_words.translate(fence)
+    mysql._translated()["fence"] = mysql_words.translate(fence)
+
+
+#: Whose Nth piece of a batch a process stops in the middle of sending.
+STOPS_AT = 3
+
+
+def stops_inside_staging() -> None:
+    """Stop in the middle of sending rows to a server, where no failpoint can be: inside a COPY, or half-way through an INSERT."""
+    import psycopg
+    import pymysql
+
+    failpoint._PLAN = {**failpoint._PLAN, "inside_staging": (STOPS_AT, "stop")}
+    honest_row, honest_bytes = psycopg.Copy.write_row, pymysql.Connection._write_bytes
+
+    def write_row(self: Any, row: Sequence[Any]) -> None:
+        honest_row(self, row)
+        failpoint.failpoint("inside_staging")
+
+    def write_bytes(self: Any, data: bytes) -> None:
+        if b"INSERT INTO" in data[:64] and b"stage_" in data[:64]:
+            honest_bytes(self, data[: len(data) // 2])
+            failpoint.failpoint("inside_staging")
+            data = data[len(data) // 2 :]
+        honest_bytes(self, data)
+
+    psycopg.Copy.write_row = write_row  # type: ignore[method-assign]
+    pymysql.Connection._write_bytes = write_bytes
+
+
+def dies_of_a_late_copy() -> None:
+    """Die where a COPY begins in a transaction that has written to rows of others: no time-out would end it while this process sleeps."""
+    import psycopg
+
+    from limpet.store.postgres import Postgres
+
+    honest_run, honest_unstage, honest_copy = Postgres._run, Postgres.unstage, psycopg.Cursor.copy
+    writers: set[object] = set()
+
+    def run(self: Postgres, *rest: Any) -> int:
+        writers.add(self.connection)
+        return honest_run(self, *rest)
+
+    def unstage(self: Postgres) -> None:
+        honest_unstage(self)
+        writers.discard(self.connection)
+
+    def copy(self: Any, *rest: Any, **more: Any) -> Any:
+        if self.connection in writers:
+            os.kill(os.getpid(), signal.SIGABRT)
+        return honest_copy(self, *rest, **more)
+
+    Postgres._run, Postgres.unstage = run, unstage  # type: ignore[assignment, method-assign]
+    psycopg.Cursor.copy = copy  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,10 +140,10 @@ class Nursery:
 
 
 @contextmanager
-def nursery() -> Iterator[Nursery]:
-    """A nursery that ends with the block, and with it whatever it has started."""
+def nursery(prefix: Sequence[str] = ()) -> Iterator[Nursery]:
+    """A nursery that ends with the block, and with it whatever it has started; `prefix` are words that its process is started by."""
     source = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    command = [sys.executable, "-m", "tests.crash.crawler", "--nursery"]
+    command = [*prefix, sys.executable, "-m", "tests.crash.crawler", "--nursery"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": source}, start_new_session=True
     ) as process:

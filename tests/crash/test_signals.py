@@ -149,7 +149,7 @@ def test_a_worker_that_freezes_inside_a_transaction_is_named_and_can_be_ended(ne
     """It holds the file's write lock: a second process names its pid, and goes on once that is ended."""
     trial = new_trial(lease=0.5)
     frozen = freeze(trial, step)
-    code, printed = trial.run()
+    code, printed = trial.run(constants={"limpet.engine.onethread.BUSY_S": 0.5})
     assert code == 4, printed
     named = re.search(r"locked by process (\d+)", printed)
     assert named, printed

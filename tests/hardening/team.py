@@ -8,23 +8,26 @@ with team(forks, databases.new(), Shop(products=60, hosts=4), folder) as crowd:
 from __future__ import annotations
 
 import io
+import json
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from limpet.demo.catalogue import Shop
 from limpet.demo.replies import Site
 from limpet.demo.site import running
 from limpet.errors import StoreError, UsageError
 from limpet.store import jobs
-from limpet.store.dialect import Row
+from limpet.store.dialect import Row, sqlite_path
 from limpet.store.export import Tally, choose, chunks
 from limpet.store.opening import connect
+from limpet.store.sqlite import lock_holder_pid
 from limpet.store.verify import verify
 from limpet.store.views import snapshot
 from tests.crash.crawler import Life
@@ -49,6 +52,7 @@ class Team:
     folder: Path
     flags: dict[str, object]
     spider: str = "shelf"
+    server: Any = None  # of the database; None for SQLite, which has none
     lives: list[Born] = field(default_factory=list)
 
     # -- workers ---------------------------------------------------------------------------
@@ -67,6 +71,66 @@ class Team:
         output = str(self.folder / f"output-{len(self.lives)}")
         self.lives.append(self.forks.start(Life(arguments=self.words(command, **flags), output=output, **(hooks or {}))))
         return self.lives[-1]
+
+    def beside(self, db: str, **flags: object) -> Team:
+        """Another team on the same site, with a database of its own."""
+        return Team(self.forks, db, self.site, self.folder, {**self.flags, **flags}, self.spider)
+
+    def freeze(self, born: Born) -> None:
+        """Stop a worker with all of its threads until somebody wakes it.
+
+        Never while it holds the write lock of a SQLite file, which nobody can take from it: that has a test of its own.
+        """
+        while born.wait(0) is None:
+            born.signal(signal.SIGSTOP)
+            self.until(lambda: born.is_frozen or born.wait(0) is not None, what="a standstill")
+            if not self.is_locked_by(born):
+                return
+            born.signal(signal.SIGCONT)
+            self.forks.wait(-1, LOOK_S)
+
+    def is_locked_by(self, born: Born) -> bool:
+        """Whether a worker is inside a transaction of a SQLite file, which nobody else can write to meanwhile."""
+        return self.db.startswith("sqlite") and lock_holder_pid(sqlite_path(self.db)) == born.pid
+
+    @property
+    def living(self) -> list[Born]:
+        """Workers that have not ended."""
+        return [born for born in self.lives if born.wait(0) is None]
+
+    def stop_server(self) -> None:
+        """End the server as if its power failed; every connection breaks."""
+        if self.db.startswith("postgresql"):
+            self.server.stop("immediate")
+        else:
+            self.server.kill()
+
+    @contextmanager
+    def unfinished(self) -> Iterator[None]:
+        """Put a host on hold while the block runs: however slow the machine is, the crawl is not over before the block is."""
+        host = self.site.shop.starts()[-1].removeprefix("http://").rstrip("/")
+        self.until(lambda: self.limpet("pause", host, "--reason", "not yet")[0] == 0, what="a job")
+        yield
+        assert self.limpet("resume", host)[0] == 0
+
+    @contextmanager
+    def holding(self, shard: int) -> Iterator[None]:
+        """Hold the row of a shard on the server, as a session does that hangs, for as long as the block runs."""
+        sql = f"SELECT watermark FROM shard WHERE job = 1 AND shard = {shard} FOR UPDATE"
+        if self.db.startswith("postgresql"):
+            import psycopg
+
+            with psycopg.connect(self.db) as holder:
+                holder.execute(sql)
+                yield
+            return
+        import pymysql
+
+        from limpet.store.mysql import arguments
+
+        with closing(pymysql.connect(**arguments(self.db))) as other, other.cursor() as cursor:
+            cursor.execute(sql)
+            yield
 
     def limpet(self, *words: str) -> tuple[int, str]:
         """Another command on the same database, as from another machine: its exit code, and what it printed."""
@@ -136,6 +200,14 @@ class Team:
         """Process -> why it was certified dead, of those that were."""
         return dict(self.rows("SELECT pid, dead_reason FROM worker WHERE dead = 1"))
 
+    def batches_of(self, names: Collection[str]) -> int:
+        """How many batches workers of these names have committed."""
+        return sum(int(count) for owner, count in self.rows("SELECT owner, COUNT(*) FROM ledger GROUP BY owner") if owner in names)
+
+    def blamed(self) -> int:
+        """Tasks that anything was held against, as strikes or as a death."""
+        return int(self.rows("SELECT COUNT(*) FROM task WHERE strikes > 0 OR state = 'dead'")[0][0])
+
     def outcomes(self) -> Counter[str]:
         """How many tries ended how."""
         return Counter({outcome: int(tries) for outcome, tries in self.rows("SELECT outcome, COUNT(*) FROM attempt GROUP BY outcome")})
@@ -171,6 +243,12 @@ class Team:
             *(f"two workers wrote into shard {shard} in its epoch {epoch}" for shard, epoch in self.rows(sql)),
         ]
 
+    def stats(self) -> dict[str, Any]:
+        """What the site itself says."""
+        with urlopen(f"{self.site.shop.origin(0)}/_stats", timeout=30) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
     def arrivals(self) -> dict[str, list[float]]:
         """Host -> times at which its requests came, in order, as the site logged them."""
         assert isinstance(self.site.log, io.StringIO)
@@ -182,10 +260,12 @@ class Team:
 
 
 @contextmanager
-def team(forks: Nursery, db: str, shop: Shop, folder: Path, *, latency_s: float = 0.0, **flags: object) -> Iterator[Team]:
+def team(
+    forks: Nursery, db: str, shop: Shop, folder: Path, *, latency_s: float = 0.0, server: Any = None, **flags: object
+) -> Iterator[Team]:
     """A site that is served, and workers that end with the block."""
     with running(shop, latency_s=latency_s, log=io.StringIO()) as site:
-        made = Team(forks, db, site, folder, {**FLAGS, **flags})
+        made = Team(forks, db, site, folder, {**FLAGS, **flags}, server=server)
         try:
             yield made
         finally:

@@ -235,11 +235,11 @@ def lacking(name: str) -> str:
 
 
 def chosen(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Names of the kinds to test on, and what is left out, by LIMPET_DATABASES and by what can be had.
+    """Names of the kinds to test on, and what is left out: those that LIMPET_DATABASES names, else all that can be had here.
 
     Raises ValueError where a kind is unknown, where one that was named cannot be had, and in CI where any cannot.
     """
-    named = [word for word in environment.get("LIMPET_DATABASES", "sqlite").split(",") if word]
+    named = [word for word in environment.get("LIMPET_DATABASES", "").split(",") if word]
     if set(named) - set(NAMES):
         raise ValueError(f"LIMPET_DATABASES: expected some of {', '.join(NAMES)}; found {', '.join(named)}")
     missing = {name: lacking(name) for name in named or NAMES if lacking(name)}

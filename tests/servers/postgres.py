@@ -70,10 +70,32 @@ class PostgresServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
 
+    def kill(self) -> None:
+        """End it as if the power failed: SIGKILL for the postmaster and for every process of it."""
+        its = [self.process.pid, *_children(self.process.pid)]
+        for pid in its:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        until = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}").exists() for pid in its[1:]):  # init buries them
+            assert time.monotonic() < until, "PostgreSQL outlives SIGKILL"
+            time.sleep(0.01)
+
     def start(self) -> None:
         """Start it again on the same port and data."""
         self.process = _launch(self.binaries, self.folder, self.identity)
         _wait(self)
+
+
+def _children(parent: int) -> list[int]:
+    """The processes that a process has started and not yet buried."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(entry.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1]) == parent:
+                found.append(int(entry.parent.name))
+    return found
 
 
 def as_nobody() -> dict[str, Any]:

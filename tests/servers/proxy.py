@@ -44,9 +44,12 @@ class Proxy:
     plan: list[str] = field(default_factory=list)  # what becomes of the next COMMITs; "" for nothing
     cut_at: int = 0  # break the line at the client's message of this number, counted from `count_from_here`
     is_heard: bool = False  # that message arrives before the line is cut
+    is_silent: bool = False  # and nobody says that the line is cut
     meanwhile: Callable[[], object] | None = None  # happens once, after a fault and before any client is let in again
     messages: int = 0
+    _is_shut: bool = False
     _lines: set[Line] = field(default_factory=set)
+    _half_open: list[Line] = field(default_factory=list)
     _held: tuple[asyncio.StreamWriter, bytes] | None = None
     _open: asyncio.Event = field(default_factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop | None = None
@@ -56,9 +59,9 @@ class Proxy:
         assert dsn.count(f":{self.target}/") == 1
         return dsn.replace(f":{self.target}/", f":{self.port}/")
 
-    def count_from_here(self, cut_at: int = 0, *, is_heard: bool = False) -> None:
+    def count_from_here(self, cut_at: int = 0, *, is_heard: bool = False, is_silent: bool = False) -> None:
         """Count the client's messages from 0; cut the line at one of them."""
-        self.messages, self.cut_at, self.is_heard = 0, cut_at, is_heard
+        self.messages, self.cut_at, self.is_heard, self.is_silent = 0, cut_at, is_heard, is_silent
 
     def refuse(self) -> None:
         """Break every line, and let nobody in until `admit`."""
@@ -66,6 +69,7 @@ class Proxy:
 
     def admit(self) -> None:
         """Let clients in again."""
+        self._is_shut = False
         self._call(self._open.set)
 
     def _call(self, action: Callable[[], object]) -> None:
@@ -76,6 +80,7 @@ class Proxy:
         done.wait()
 
     def _refuse(self) -> None:
+        self._is_shut = True
         self._open.clear()
         for line in list(self._lines):
             line.cut()
@@ -89,7 +94,7 @@ class Proxy:
         started()
         await ended.wait()
         server.close()
-        for line in list(self._lines):
+        for line in [*self._lines, *self._half_open]:
             line.cut()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,10 +108,9 @@ class Proxy:
             return
         line = Line(self, reader, writer, *its)
         self._lines.add(line)
-        try:
+        with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
             await line.carry()
-        finally:
-            self._lines.discard(line)
+        self._lines.discard(line)
 
     def _next(self) -> str:
         return self.plan.pop(0) if self.plan else ""
@@ -118,7 +122,8 @@ class Proxy:
         if action is not None:
             self._open.clear()
             await asyncio.to_thread(action)
-            self._open.set()
+            if not self._is_shut:
+                self._open.set()
 
 
 @dataclass(eq=False)
@@ -131,6 +136,7 @@ class Line:
     server_in: asyncio.StreamReader
     server_out: asyncio.StreamWriter
     is_muted: bool = False  # what the server says is thrown away
+    is_half_open: bool = False  # the server is never told that its client is gone
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def carry(self) -> None:
@@ -145,12 +151,16 @@ class Line:
             self.cut()
 
     async def _to_client(self) -> None:
-        while data := await self.server_in.read(2**16):
-            if self.is_muted:
-                self.answered.set()
-                continue
-            self.client_out.write(data)
-            await self.client_out.drain()
+        with contextlib.suppress(OSError):
+            while data := await self.server_in.read(2**16):
+                if self.is_muted:
+                    self.answered.set()
+                    continue
+                self.client_out.write(data)
+                await self.client_out.drain()
+        if self.is_muted:  # the line is being broken: that ends it
+            self.answered.set()
+            await asyncio.Event().wait()
 
     async def _to_server(self) -> None:
         proxy = self.proxy
@@ -176,7 +186,18 @@ class Line:
             self.is_muted = True
             await self._pass_on(data)
             await self.answered.wait()
-        await self.proxy._happened("cut")
+        if self.proxy.is_silent:
+            await self._fall_silent("silence")
+        else:
+            self.server_out.transport.abort()
+            await self.proxy._happened("cut")
+
+    async def _fall_silent(self, fault: str) -> None:
+        """Nothing goes either way until the client gives up; the server is not told even then."""
+        self.is_muted = self.is_half_open = True
+        await self.proxy._happened(fault)
+        while await self.client_in.read(2**16):
+            pass
 
     async def _break(self, fault: str, data: bytes) -> None:
         """Returning cuts the line."""
@@ -188,19 +209,26 @@ class Line:
             await self.answered.wait()
         if fault == "delay":
             await asyncio.sleep(DELAY_S)
+        if fault in ("half-open", "unheard"):
+            return await self._fall_silent(fault)
         if fault == "buffered":
             self.proxy._held = (self.server_out, data)
             self.client_out.transport.abort()
+        else:
+            self.server_out.transport.abort()  # before anything happens meanwhile: the ghost is gone
         await self.proxy._happened(fault)
-        if fault in ("half-open", "unheard"):
-            await self.client_in.read()  # until the client gives up
         if fault == "buffered":
             await self.answered.wait()  # the ghost's COMMIT was read
+        return None
 
     def cut(self) -> None:
-        """Break both connections, with a reset."""
-        for writer in (self.client_out, self.server_out):
-            writer.transport.abort()
+        """Break both connections, with a reset; that to the server later, where it is half-open."""
+        self.client_out.transport.abort()
+        if self.is_half_open and not self.server_out.transport.is_closing():
+            self.is_half_open = False
+            self.proxy._half_open.append(self)
+        else:
+            self.server_out.transport.abort()
 
 
 @contextlib.contextmanager

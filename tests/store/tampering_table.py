@@ -337,6 +337,15 @@ SHAPE: list[Tampering] = [
         batch=None,
     ),
     T("a trigger changes rows", LAST, add_trigger, "trigger", batch=None),
+    T(
+        "a job is called sealed that is not",
+        LAST,
+        "INSERT INTO sealed (job, at_ms, tasks, done, skipped, dead, charged, vector) "
+        "SELECT job, 1, 1, 1, 0, 0, 0, key_digest FROM job WHERE job = {job}",
+        "sealed",
+        batch=None,
+        mends=False,
+    ),
     T("a job's row is gone", LAST, "UPDATE job SET job = 77 WHERE job = 2", "orphan", batch=None, also=("total",)),
 ]
 

@@ -249,7 +249,7 @@ def test_a_result_for_a_task_that_does_not_run_halts_the_job_and_writes_nothing(
     assert caught.value.invariant == "I6"
     after = dump(hand.db)
     assert column(hand.db, "halted", table="job")[0].startswith("I6")  # type: ignore[attr-defined]
-    assert {name for name in after if after[name] != before[name]} == {"job"}
+    assert {name for name in after if after[name] != before[name]} == {"alert", "job"}
 
 
 @pytest.mark.parametrize("wrong", ["tries", "twice"])

@@ -56,7 +56,7 @@ class Crawls:
         self.stores: list[Store] = []
         self.hands: dict[str, Hand] = {}
         self.keys: dict[str, bytes] = {}
-        dsn = databases.new()
+        dsn = databases.ready()
         for slot in slots:
             store = open_store(dsn, settings=Settings(shards=shards, lease_s=600.0))
             store.join(spider=SPIDER, slot=slot, profile=PROFILE)
@@ -103,10 +103,14 @@ class Crawls:
         """What the dataset holds, without what is volatile."""
         return records(self.stores[0].db, table_name(self.kind))
 
-    def close(self) -> None:
-        """Audit every job, and close."""
+    def __enter__(self) -> Crawls:
+        """As it is."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Audit every job, unless the test ended early (Hypothesis ends one by an error of its own), and close."""
         try:
-            for hand in self.hands.values():
+            for hand in self.hands.values() if error[0] is None else ():
                 audit(hand.db, hand.job.id)
         finally:
             for hand in self.hands.values():
@@ -180,11 +184,10 @@ def test_the_lower_task_key_wins_in_any_order_and_grouping_of_commits(
     databases: Databases, data: st.DataObject, what: dict[str, Emits]
 ) -> None:
     """10: the same rows, and so the same hash of the table, whatever the timing; over two shards."""
-    crawls = Crawls(databases, Product, [""], NAMES)
-    for batch in batches_of(data.draw, NAMES):
-        crawls.commit("", [(name, what[name]) for name in batch])
-    assert crawls.rows() == expected("replace", "job", {"": what}, crawls.keys)
-    crawls.close()
+    with Crawls(databases, Product, [""], NAMES) as crawls:
+        for batch in batches_of(data.draw, NAMES):
+            crawls.commit("", [(name, what[name]) for name in batch])
+        assert crawls.rows() == expected("replace", "job", {"": what}, crawls.keys)
 
 
 def test_every_order_of_three_tasks_ends_in_the_same_rows(databases: Databases) -> None:
@@ -193,13 +196,12 @@ def test_every_order_of_three_tasks_ends_in_the_same_rows(databases: Databases) 
     seen = set()
     for order in itertools.permutations("abc"):
         for cut in (1, 2, 3):
-            crawls = Crawls(databases, Product, [""], "abc")
-            crawls.commit("", [(name, what[name]) for name in order[:cut]])
-            if order[cut:]:
-                crawls.commit("", [(name, what[name]) for name in order[cut:]])
-            seen.add(tuple(crawls.rows()))
-            wanted = expected("replace", "job", {"": what}, crawls.keys)
-            crawls.close()
+            with Crawls(databases, Product, [""], "abc") as crawls:
+                crawls.commit("", [(name, what[name]) for name in order[:cut]])
+                if order[cut:]:
+                    crawls.commit("", [(name, what[name]) for name in order[cut:]])
+                seen.add(tuple(crawls.rows()))
+                wanted = expected("replace", "job", {"": what}, crawls.keys)
     assert seen == {tuple(wanted)}
 
 
@@ -208,11 +210,10 @@ def test_letting_the_last_commit_win_depends_on_timing(databases: Databases, mon
     monkeypatch.setattr(datasets, "decide", mutated(datasets.decide, "task_key < standing.task_key", "task_key != standing.task_key"))
     seen = set()
     for order in ("ab", "ba"):
-        crawls = Crawls(databases, Product, [""], "ab")
-        for name in order:
-            crawls.commit("", [(name, {"x": ord(name)})])
-        seen.add(tuple(crawls.rows()))
-        crawls.close()
+        with Crawls(databases, Product, [""], "ab") as crawls:
+            for name in order:
+                crawls.commit("", [(name, {"x": ord(name)})])
+            seen.add(tuple(crawls.rows()))
     assert len(seen) == 2
 
 
@@ -222,46 +223,43 @@ def test_a_task_that_runs_again_replaces_what_it_emitted_and_the_next_offer_take
     databases: Databases, data: st.DataObject, first: dict[str, Emits], then: dict[str, Emits]
 ) -> None:
     """Retraction: in the end only what each task emitted last counts, in any order of first and second runs (P33)."""
-    crawls = Crawls(databases, Product, [""], NAMES)
-    for batch in batches_of(data.draw, NAMES):
-        crawls.commit("", [(name, first[name]) for name in batch])
-    back = sorted(data.draw(st.sets(st.sampled_from(NAMES), min_size=1)))
-    crawls.again("", back)
-    for batch in batches_of(data.draw, back):
-        crawls.commit("", [(name, then[name]) for name in batch])
-    last = first | {name: then[name] for name in back}
-    assert crawls.rows() == expected("replace", "job", {"": last}, crawls.keys)
-    crawls.close()
+    with Crawls(databases, Product, [""], NAMES) as crawls:
+        for batch in batches_of(data.draw, NAMES):
+            crawls.commit("", [(name, first[name]) for name in batch])
+        back = sorted(data.draw(st.sets(st.sampled_from(NAMES), min_size=1)))
+        crawls.again("", back)
+        for batch in batches_of(data.draw, back):
+            crawls.commit("", [(name, then[name]) for name in batch])
+        last = first | {name: then[name] for name in back}
+        assert crawls.rows() == expected("replace", "job", {"": last}, crawls.keys)
 
 
 def test_retraction_removes_promotes_and_counts(databases: Databases) -> None:
     """Of two offers the winner goes: the other takes its place; then it goes too, and the row with it."""
     low, high = sorted("ab", key=lambda name: link(f"{name}.test/").key)
-    crawls = Crawls(databases, Product, [""], "ab")
-    crawls.commit("", [(low, {"x": 1, "y": 9})])
-    crawls.commit("", [(high, {"x": 2})])
-    assert crawls.rows() == [("", "x", 1), ("", "y", 9)]
-    crawls.again("", [low])
-    crawls.commit("", [(low, {})])
-    assert crawls.rows() == [("", "x", 2)]
-    crawls.again("", [high])
-    crawls.commit("", [(high, {})])
-    assert crawls.rows() == []
-    assert column(crawls.stores[0].db, "COUNT(*)", table="offer") == [0]
-    crawls.close()
+    with Crawls(databases, Product, [""], "ab") as crawls:
+        crawls.commit("", [(low, {"x": 1, "y": 9})])
+        crawls.commit("", [(high, {"x": 2})])
+        assert crawls.rows() == [("", "x", 1), ("", "y", 9)]
+        crawls.again("", [low])
+        crawls.commit("", [(low, {})])
+        assert crawls.rows() == [("", "x", 2)]
+        crawls.again("", [high])
+        crawls.commit("", [(high, {})])
+        assert crawls.rows() == []
+        assert column(crawls.stores[0].db, "COUNT(*)", table="offer") == [0]
 
 
 def test_without_kept_offers_a_retraction_would_lose_a_record(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: offers that lost are thrown away."""
     monkeypatch.setattr(datasets.Writer, "_keep_offer", lambda writer, bid: None)
     low, high = sorted("ab", key=lambda name: link(f"{name}.test/").key)
-    crawls = Crawls(databases, Product, [""], "ab")
-    crawls.commit("", [(low, {"x": 1})])
-    crawls.commit("", [(high, {"x": 2})])
-    crawls.again("", [low])
-    crawls.commit("", [(low, {})])
-    assert crawls.rows() == []
-    crawls.close()
+    with Crawls(databases, Product, [""], "ab") as crawls:
+        crawls.commit("", [(low, {"x": 1})])
+        crawls.commit("", [(high, {"x": 2})])
+        crawls.again("", [low])
+        crawls.commit("", [(low, {})])
+        assert crawls.rows() == []
 
 
 def test_a_run_that_fails_keeps_what_the_run_before_it_stored(hire: Hire) -> None:
@@ -328,37 +326,34 @@ def test_slots_in_any_order_and_interleaved_end_in_the_same_rows(
 ) -> None:
     """10: replace takes the greatest slot, keep the smallest, history a version where the content changed."""
     kind = product_type("spider", policy)
-    crawls = Crawls(databases, kind, ["1", "2", "3"], "abc")
-    order = data.draw(st.permutations([(slot, name) for slot in what for name in "abc"]))
-    for slot, name in order:
-        crawls.commit(slot, [(name, what[slot][name])])
-    assert crawls.rows() == expected(policy, "spider", what, crawls.keys)
-    crawls.close()
+    with Crawls(databases, kind, ["1", "2", "3"], "abc") as crawls:
+        order = data.draw(st.permutations([(slot, name) for slot in what for name in "abc"]))
+        for slot, name in order:
+            crawls.commit(slot, [(name, what[slot][name])])
+        assert crawls.rows() == expected(policy, "spider", what, crawls.keys)
 
 
 @pytest.mark.parametrize("policy", ["replace", "keep", "history"])
 def test_slots_in_their_order_end_as_the_policy_says(databases: Databases, policy: str) -> None:
     """The plain case: three sweeps, one after the other."""
     what = {"1": {"a": {"x": 1}, "b": {"y": 5}}, "2": {"a": {"x": 1}, "b": {}}, "3": {"a": {"x": 2}, "b": {"y": 5}}}
-    crawls = Crawls(databases, product_type("spider", policy), ["1", "2", "3"], "ab")
-    for slot, its in what.items():
-        crawls.commit(slot, [*its.items()])
-    rows = {
-        "replace": [("3", "x", 2), ("3", "y", 5)],
-        "keep": [("1", "x", 1), ("1", "y", 5)],
-        "history": [("1", "x", 1), ("3", "x", 2), ("1", "y", 5)],
-    }
-    assert crawls.rows() == rows[policy] == expected(policy, "spider", what, crawls.keys)
-    crawls.close()
+    with Crawls(databases, product_type("spider", policy), ["1", "2", "3"], "ab") as crawls:
+        for slot, its in what.items():
+            crawls.commit(slot, [*its.items()])
+        rows = {
+            "replace": [("3", "x", 2), ("3", "y", 5)],
+            "keep": [("1", "x", 1), ("1", "y", 5)],
+            "history": [("1", "x", 1), ("3", "x", 2), ("1", "y", 5)],
+        }
+        assert crawls.rows() == rows[policy] == expected(policy, "spider", what, crawls.keys)
 
 
 def test_scope_job_keeps_the_rows_of_each_slot_apart(databases: Databases) -> None:
     """The default: unique by (job, key)."""
-    crawls = Crawls(databases, Product, ["1", "2"], "a")
-    for slot, price in (("2", 2), ("1", 1)):
-        crawls.commit(slot, [("a", {"x": price})])
-    assert crawls.rows() == [("1", "x", 1), ("2", "x", 2)]
-    crawls.close()
+    with Crawls(databases, Product, ["1", "2"], "a") as crawls:
+        for slot, price in (("2", 2), ("1", 1)):
+            crawls.commit(slot, [("a", {"x": price})])
+        assert crawls.rows() == [("1", "x", 1), ("2", "x", 2)]
 
 
 @settings(max_examples=25, **LAW)  # type: ignore[arg-type]
@@ -367,28 +362,26 @@ def test_retraction_in_a_history_closes_the_version_and_another_offer_opens_it(
     databases: Databases, data: st.DataObject, first: dict[str, Emits], then: dict[str, Emits], before: Emits
 ) -> None:
     """What counts in a slot is what its tasks emitted last, whichever of them came first."""
-    crawls = Crawls(databases, product_type("spider", "history"), ["1", "2"], NAMES)
-    crawls.commit("1", [("a", before)])
-    for batch in batches_of(data.draw, NAMES):
-        crawls.commit("2", [(name, first[name]) for name in batch])
-    back = sorted(data.draw(st.sets(st.sampled_from(NAMES), min_size=1)))
-    crawls.again("2", back)
-    for batch in batches_of(data.draw, back):
-        crawls.commit("2", [(name, then[name]) for name in batch])
-    last = first | {name: then[name] for name in back}
-    assert crawls.rows() == expected("history", "spider", {"1": {"a": before}, "2": last}, crawls.keys)
-    crawls.close()
+    with Crawls(databases, product_type("spider", "history"), ["1", "2"], NAMES) as crawls:
+        crawls.commit("1", [("a", before)])
+        for batch in batches_of(data.draw, NAMES):
+            crawls.commit("2", [(name, first[name]) for name in batch])
+        back = sorted(data.draw(st.sets(st.sampled_from(NAMES), min_size=1)))
+        crawls.again("2", back)
+        for batch in batches_of(data.draw, back):
+            crawls.commit("2", [(name, then[name]) for name in batch])
+        last = first | {name: then[name] for name in back}
+        assert crawls.rows() == expected("history", "spider", {"1": {"a": before}, "2": last}, crawls.keys)
 
 
 def test_a_version_that_nobody_emits_any_more_is_closed_and_not_forgotten(databases: Databases) -> None:
     """`history`: the row stays, closed, and the view no longer shows it."""
-    crawls = Crawls(databases, product_type("spider", "history"), ["1"], "a")
-    crawls.commit("1", [("a", {"x": 1})])
-    crawls.again("1", ["a"])
-    crawls.commit("1", [("a", {})])
-    assert crawls.rows() == []
-    assert crawls.stores[0].db.rows_text("SELECT sku, price, _closed FROM shop_product") == [("x", 1, "1")]
-    crawls.close()
+    with Crawls(databases, product_type("spider", "history"), ["1"], "a") as crawls:
+        crawls.commit("1", [("a", {"x": 1})])
+        crawls.again("1", ["a"])
+        crawls.commit("1", [("a", {})])
+        assert crawls.rows() == []
+        assert crawls.stores[0].db.rows_text("SELECT sku, price, _closed FROM shop_product") == [("x", 1, "1")]
 
 
 # -- tables -----------------------------------------------------------------------------------------
@@ -488,7 +481,7 @@ def test_a_field_may_have_any_name_that_a_record_type_takes(databases: Databases
     """Names are always quoted, and Limpet's own columns begin with an underscore."""
     make = {"__annotations__": {"sku": str, name: int}, "__module__": __name__}
     kind = record_type(record(key="sku", name="odd")(type("Odd", (), make)))
-    store = open_store(databases.new())
+    store = open_store(databases.ready())
     store.ensure_datasets("shop", {"shop_odd": kind})
     assert store.db.rows_text(f'SELECT "{name}" FROM shop_odd_view') == []
     store.close()

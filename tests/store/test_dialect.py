@@ -19,7 +19,7 @@ from limpet.store import Store, lease
 from limpet.store.dialect import Database, parse, public_dsn, quote, repeat_busy, sqlite_path, statements
 from limpet.store.opening import connect
 from limpet.store.sqlite import APPLICATION_ID, FIRST_SAFE_VERSION, NOW_MS, Sqlite
-from tests.conftest import Databases, Hire
+from tests.conftest import Databases, Hire, on_servers, on_sqlite
 from tests.store.hands import Hand, column, done, link, pages
 
 SQL = statements("sqlite", NOW_MS)
@@ -27,9 +27,8 @@ CORE = files("limpet.store").joinpath("sql", "core.sql").read_text(encoding="utf
 
 
 def sqlite_of(store: Store) -> Sqlite:
-    """The connection, where it is SQLite's; else the test does not apply."""
-    if not isinstance(store.db, Sqlite):
-        pytest.skip("reads SQLite's own plan")
+    """The connection of a test that is SQLite's alone."""
+    assert isinstance(store.db, Sqlite)
     return store.db
 
 
@@ -64,11 +63,37 @@ def test_the_clock_is_the_databases_and_stands_in_every_place() -> None:
     assert [name for name, sql in SQL.items() if NOW_MS in sql]
 
 
+@on_sqlite
 @pytest.mark.parametrize("name", sorted(set(SQL) - {"stage_tables", "unstage"}))
 def test_every_statement_prepares(store: Store, name: str) -> None:
     """Against the schema of this release, with a value for each of its parameters."""
     db = sqlite_of(store)
     assert db.connection.execute(f"EXPLAIN {SQL[name]}", values_for(SQL[name])).fetchall()
+
+
+@on_servers
+def test_every_statement_prepares_on_servers(store: Store) -> None:
+    """In the server's own words, with its types."""
+    words = store.db._sql  # type: ignore[attr-defined]
+    assert set(words) == set(SQL)
+    for name, sql in words.items():
+        if name not in ("stage_tables", "unstage"):
+            prepare(store.db, name, sql)
+
+
+def prepare(db: Database, name: str, sql: str) -> None:
+    """Have a server prepare a statement; StoreError where it cannot."""
+    sql = re.sub(r"--.*", "", sql).replace("%%", "%")
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
+    db.unstage()
+    if db.name == "postgres":
+        numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
+        types = ", ".join("bigint" if one == "n" else "unknown" for one in names)
+        db.run_text(f"PREPARE {name} {f'({types})' if names else ''} AS {numbered}")
+    else:
+        db.run_text("SET @said = ?", (re.sub(r"%\(\w+\)s", "?", sql),))
+        db.run_text(f"PREPARE {name} FROM @said")
+    db.rollback()
 
 
 UPDATES = sorted(
@@ -118,6 +143,7 @@ HOT = {
 _ALIASES = re.compile(r"(SCAN|SEARCH) (task|t|x|a)\b")
 
 
+@on_sqlite
 @pytest.mark.parametrize("name", sorted(HOT))
 def test_hot_statements_reach_tasks_by_their_index_only(store: Store, name: str) -> None:
     """P116: nothing scans the table, and what a claim reads lies in one narrow index."""
@@ -130,6 +156,7 @@ def test_hot_statements_reach_tasks_by_their_index_only(store: Store, name: str)
     assert not [line for line in plan if "AUTOMATIC" in line], plan
 
 
+@on_sqlite
 @pytest.mark.parametrize("name", ["ready_host_after", "ready_of_host", "suspects_due", "due", "next_due"])
 def test_the_claims_path_sorts_nothing(store: Store, name: str) -> None:
     """The index has the order: the first rows are the ones."""
@@ -183,6 +210,7 @@ def work_of(hire: Hire, number: int) -> dict[str, int]:
     return done_with
 
 
+@on_sqlite
 def test_what_a_batch_touches_does_not_depend_on_how_many_tasks_wait(
     make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +236,7 @@ def test_what_a_batch_touches_does_not_depend_on_how_many_tasks_wait(
         assert large[name] <= 1.1 * cost + 50, f"{name}: {cost} steps with 1,000 tasks pending, {large[name]} with 100,000"
 
 
+@on_sqlite
 def test_without_its_index_a_claim_would_read_every_task(make_store: Callable[..., Store]) -> None:
     """The twin of P116: the same statement over a table without task_open."""
     from tests.store.hands import found_job
@@ -232,28 +261,35 @@ def test_without_its_index_a_claim_would_read_every_task(make_store: Callable[..
 @pytest.mark.parametrize("width", [1, 2, 15, 22])
 def test_every_row_is_staged_in_its_place_whatever_their_number(store: Store, width: int) -> None:
     """Statements of many values, then of powers of two: no row is lost or doubled at the seams."""
-    db = sqlite_of(store)
-    columns = ", ".join(f"c{i}" for i in range(width))
+    db = store.db
+    columns = ", ".join(f"c{i} BIGINT" for i in range(width))
+    db.begin()
     db.run_text(f"CREATE TEMPORARY TABLE pile ({columns})")
     for number in (0, 1, 2, 3, 7, 181, 182, 255, 256, 257, 300, 513, 1025):
         db.run_text("DELETE FROM pile")
         rows = [tuple(range(i, i + width)) for i in range(number)]
         db.stage("pile", width, rows)
-        assert db.rows_text("SELECT * FROM pile ORDER BY rowid") == rows
+        assert db.rows_text("SELECT * FROM pile ORDER BY c0") == rows
+    db.rollback()
 
 
 def test_unstage_empties_every_staging_table(store: Store) -> None:
     """What one try left must not be in the next."""
     made = re.findall(r"CREATE TEMPORARY TABLE (\w+)", SQL["stage_tables"])
     assert made == re.findall(r"DELETE FROM (\w+)", SQL["unstage"])
-    store.db.stage("stage_id", 1, [(1,)])
-    store.db.unstage()
-    assert column(store.db, "id", table="stage_id") == []
+    db = store.db
+    db.unstage()
+    db.stage("stage_id", 1, [(1,)])
+    assert column(db, "id", table="stage_id") == [1]
+    db.unstage()
+    assert column(db, "id", table="stage_id") == []
+    db.rollback()
 
 
 # -- settings, checkpoints ------------------------------------------------------------------------------
 
 
+@on_sqlite
 def test_every_connection_has_the_settings_that_were_asked_for(store: Store) -> None:
     """WAL, FULL and the rest, read back; a version of SQLite without the WAL-reset fault."""
     db = sqlite_of(store)
@@ -272,6 +308,7 @@ def test_a_setting_that_is_not_taken_is_an_error(tmp_path: Path) -> None:
         Sqlite(str(tmp_path / "x.db"), vfs="unix-dotfile")
 
 
+@on_sqlite
 def test_the_log_is_moved_into_the_file_as_it_grows(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are explicit, and their result is read; a reader that holds one up is no error."""
     from limpet.store import sqlite
@@ -296,12 +333,18 @@ def test_the_log_is_moved_into_the_file_as_it_grows(hire: Hire, monkeypatch: pyt
 
 
 def test_a_connection_for_reading_writes_nothing(store: Store) -> None:
-    """Refused by SQLite itself."""
+    """By SQLite itself; on a server by the connection, since a pooler may hand a session's settings to somebody else."""
     again = connect(store.dsn, readonly=True)
     assert again.rows_text("SELECT COUNT(*) FROM job") == [(1,)]
-    with pytest.raises(errors.StoreError):
-        again.run_text("DELETE FROM job")
+    for write in (
+        lambda: again.run_text("DELETE FROM job"),
+        lambda: again.run("halt", job=1, reason="x"),
+        lambda: again.stage("meta", 2, [("a", "b")]),
+    ):
+        with pytest.raises(errors.StoreUnavailable):
+            write()
     again.close()
+    assert column(store.db, "halted", table="job") == [""]
     assert column(store.db, "COUNT(*)", table="job") == [1]
 
 
@@ -336,6 +379,7 @@ ERRORS = [
 ]
 
 
+@on_sqlite
 @pytest.mark.parametrize(("raised", "expected"), ERRORS, ids=lambda error: error.__name__)
 def test_every_error_of_the_driver_becomes_the_class_that_says_what_to_do(
     store: Store, raised: type[Exception], expected: type[Exception]
@@ -347,20 +391,28 @@ def test_every_error_of_the_driver_becomes_the_class_that_says_what_to_do(
     assert caught.value.__cause__ is not None
 
 
+@on_sqlite
 def test_a_constraint_of_a_table_of_the_protocol_is_no_error_of_data(store: Store) -> None:
     """The same error class of the driver; the statement tells them apart."""
     with pytest.raises(errors.InvariantBroken), sqlite_of(store)._errors("put_ledger"):
         raise apsw.ConstraintError("UNIQUE")
 
 
-@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, "\ud800", "x" * 1_000_000_001])
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, "\ud800"])
 def test_a_value_that_no_column_holds_is_an_error_of_data(store: Store, value: object) -> None:
-    """Numbers beyond 64 bits, lone surrogates, texts beyond SQLite's limit."""
-    if isinstance(value, str) and len(value) > 10:
-        sqlite_of(store).connection.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
-        value = "x" * 1001
+    """Numbers beyond 64 bits, lone surrogates."""
+    store.db.unstage()
     with pytest.raises(errors.PoisonRow):
         store.db.stage("stage_id", 1, [(value,)])
+    store.db.rollback()
+
+
+@on_sqlite
+def test_a_text_beyond_the_limit_of_a_file_is_an_error_of_data(store: Store) -> None:
+    """SQLite's limit, made smaller here."""
+    sqlite_of(store).connection.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
+    with pytest.raises(errors.PoisonRow):
+        store.db.stage("stage_id", 1, [("x" * 1001,)])
 
 
 def test_busy_is_repeated_as_often_as_said() -> None:

@@ -33,7 +33,7 @@ from limpet.errors import (
 from limpet.settings import Settings
 from limpet.store import commit, lease, open_store, sqlite
 from limpet.store.sqlite import Sqlite
-from tests.conftest import Databases
+from tests.conftest import Databases, on_sqlite
 from tests.store.audit import audit
 from tests.store.hands import (
     SHARDS,
@@ -51,11 +51,11 @@ from tests.store.hands import (
     table_name,
 )
 
+pytestmark = on_sqlite  # these are faults of a file
+
 
 @pytest.fixture(autouse=True)
-def _only_sqlite(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
-    if databases.name != "sqlite":
-        pytest.skip("these are faults of a file")
+def _short_waits(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "BUSY_MS", 20)
     monkeypatch.setattr(sqlite, "OPEN_WAITS_S", (0.0,))
     monkeypatch.setattr(commit, "BUSY_WAITS_S", (0.0,))

@@ -324,7 +324,7 @@ def test_rounds_drain_everything_within_the_quotas(databases: Databases, tasks: 
     """Law: each claim keeps every quota and the total, takes as much as they allow, and nothing is left behind."""
     from limpet.store import open_store
 
-    store = open_store(databases.new(), settings=SETTINGS)
+    store = open_store(databases.ready(), settings=SETTINGS)
     found_job(store)
     hand = Hand.on(store)
     hand.take(0)

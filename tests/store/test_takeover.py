@@ -192,7 +192,7 @@ def test_a_busy_take_over_is_rolled_back_and_can_be_repeated(hire: Hire, monkeyp
 
 def shortened(databases: Databases, waits: tuple[float, ...] = (5.0, 120.0)) -> Store:
     """A store with a job of one shard."""
-    store = open_store(databases.new(), settings=Settings(shards=1, lease_s=600.0, solo_backoff_s=waits))
+    store = open_store(databases.ready(), settings=Settings(shards=1, lease_s=600.0, solo_backoff_s=waits))
     store.join(spider=SPIDER, profile=PROFILE)
     return store
 

@@ -372,6 +372,22 @@ def test_poison_that_is_met_while_settling_is_bisected(hire: Hire, monkeypatch: 
     audit(w.db, w.job.id)
 
 
+def test_poison_that_is_met_when_an_unknown_outcome_is_settled_later_is_bisected(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Store.commit` with `unsettled` set lets PoisonRow leave: it is settled then (not written), so it can be bisected."""
+    monkeypatch.setattr(commit, "SETTLE_WAITS_S", (0.0,))
+    hand = hire(0)
+    hand.seed(*pages(0, 3))
+    part = hand.part(0, *(done(claim, offers=[emitted(f"p{i}", i)]) for i, claim in enumerate(hand.claim())))
+    break_commit(hand, "lost", "lost")
+    with pytest.raises(OutcomeUnknown):
+        hand.send(part)
+    refuse(hand.db, "p1")
+    hand.send(part)
+    assert counted(hand.db) == {"done": 2, "dead": 1}
+    assert not hand.store.unsettled
+    audit(hand.db, hand.job.id)
+
+
 @pytest.mark.parametrize("fault", ["lost", "unheard"])
 def test_a_source_moves_once_whatever_became_of_the_commit(hire: Hire, fault: str) -> None:
     """The compare-and-set is in the batch: run again it finds its place, acknowledged it is not run again."""

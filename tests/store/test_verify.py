@@ -278,8 +278,8 @@ def test_a_missing_column_of_the_database_is_an_error_of_the_quick_proof(crawled
 
 def test_other_peoples_tables_are_left_alone(crawled: Hand, store: Store) -> None:
     """A table, view or index that somebody made beside Limpet's is no fault."""
-    store.db.run_text("CREATE TABLE mine (x)")
-    store.db.run_text("CREATE VIEW mine_too AS SELECT state, COUNT(*) FROM task GROUP BY state")
+    store.db.run_text("CREATE TABLE mine (x INTEGER)")
+    store.db.run_text("CREATE VIEW mine_too AS SELECT state, COUNT(*) AS number FROM task GROUP BY state")
     store.db.run_text("CREATE INDEX mine_three ON task (rank)")
     assert proved(store).ok
 
@@ -316,7 +316,7 @@ def test_any_sequence_of_legal_operations_leaves_verify_clean(
     databases: Databases, seed: int, kinds: set[str], operations: list[str]
 ) -> None:
     """Whatever workers and people do, in any order: every slot's job is proved, in full and step by step."""
-    store = open_store(databases.new(), settings=SETTINGS)
+    store = open_store(databases.ready(), settings=SETTINGS)
     crawl = Crawl(store, seed, kinds=sorted(kinds)).do("seed", *operations)
     try:
         for job in jobs.every(store.db):

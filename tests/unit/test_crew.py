@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from limpet.cli.arguments import parser
-from limpet.cli.crew import NUMBER, _ended, _how, _marked, crew_of, number_in_crew, size_of
+from limpet.cli.crew import NUMBER, _marked, crew_of, ended_of, how_it_ended, number_in_crew, size_of
 from limpet.engine.oversight import Ended, Gauge, verdict
 from limpet.engine.stopping import Stopping
 from limpet.errors import StoreUnavailable, UsageError
@@ -81,11 +81,11 @@ def test_each_line_of_a_worker_says_whose_it_is() -> None:
 
 def test_what_a_worker_reported_is_read_and_what_it_could_not_say_is_empty() -> None:
     """A report, an error of the command line, nothing at all, and half a line."""
-    assert _ended(0, b'{"v": 1, "message": "complete", "requests": 12}\n') == Ended(0, "complete", 12)
-    assert _ended(2, b'{"v": 1, "error": {"kind": "UsageError", "message": "no file", "exit_code": 2}}\n') == Ended(2, "no file", 0)
-    assert _ended(-9, b"") == Ended(-9)
-    assert _ended(1, b'noise\n{"mess') == Ended(1)
-    assert (_how(-signal.SIGSEGV), _how(3)) == ("was killed by SIGSEGV", "ended with exit code 3")
+    assert ended_of(0, b'{"v": 1, "message": "complete", "requests": 12}\n') == Ended(0, "complete", 12)
+    assert ended_of(2, b'{"v": 1, "error": {"kind": "UsageError", "message": "no file", "exit_code": 2}}\n') == Ended(2, "no file", 0)
+    assert ended_of(-9, b"") == Ended(-9)
+    assert ended_of(1, b'noise\n{"mess') == Ended(1)
+    assert (how_it_ended(-signal.SIGSEGV), how_it_ended(3)) == ("was killed by SIGSEGV", "ended with exit code 3")
 
 
 # -- stopping ---------------------------------------------------------------------------------------
@@ -150,6 +150,24 @@ def test_signals_are_only_heard_while_the_block_runs() -> None:
         return stopping.count
 
     assert asyncio.run(live()) == 0
+
+
+def test_who_listens_inside_another_takes_no_signal_from_it_and_knows_what_it_has_heard() -> None:
+    """A worker that waits for jobs listens all the time, and each job's work for itself: no signal falls between two of them."""
+
+    async def live() -> list[int]:
+        outer, first, second = (Stopping(lambda: None) for _ in range(3))
+        with outer.listening(to_signals=True):
+            with first.listening(to_signals=True):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await turns()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await turns()
+            with second.listening(to_signals=True):
+                await turns()
+        return [outer.count, first.count, second.count]
+
+    assert asyncio.run(live()) == [2, 1, 2]
 
 
 # -- what it comes to -----------------------------------------------------------------------------

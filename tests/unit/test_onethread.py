@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from limpet.engine.onethread import OneThread, Together
-from limpet.errors import StoreUnavailable
+from limpet.errors import StoreBusy, StoreUnavailable
 
 
 class Asked:
@@ -75,6 +75,31 @@ def test_who_is_cancelled_takes_nobody_along() -> None:
         assert await other
         with pytest.raises(asyncio.CancelledError):
             await one
+        thread.close()
+
+    asyncio.run(main())
+
+
+def test_a_transaction_that_meets_a_busy_database_is_asked_for_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two refusals are no refusal; where it goes on for too long, the caller hears of it. No other error is asked about twice."""
+    asked: list[str] = []
+
+    def refuse(times: int, error: Exception) -> int:
+        asked.append("")
+        if len(asked) <= times:
+            raise error
+        return len(asked)
+
+    async def main() -> None:
+        thread = OneThread("test")
+        assert await thread.call_when_free(refuse, 2, StoreBusy("locked")) == 3
+        asked.clear()
+        with pytest.raises(StoreUnavailable):
+            await thread.call_when_free(refuse, 2, StoreUnavailable("gone"))
+        assert len(asked) == 1
+        monkeypatch.setattr("limpet.engine.onethread.BUSY_S", 0.0)
+        with pytest.raises(StoreBusy):
+            await thread.call_when_free(refuse, 10**6, StoreBusy("locked"))
         thread.close()
 
     asyncio.run(main())

@@ -5,6 +5,7 @@
     run.py         run, crawl (its spider: pages.py)    trying.py, shell.py   try, shell (a page of onepage.py)
     status.py      status                               explain.py, keys.py   explain, explain --key
     look.py        dead, export                         proving.py        verify, repair
+    schedule.py    schedule                             backfill.py, diff.py   backfill, diff
     mend.py        retry, pause, resume, migrate, backup
 
 A command is a function from its arguments to an exit code. Modules are imported when their command is
@@ -75,6 +76,14 @@ def _running(name: str) -> Command | None:
             from limpet.cli.run import crawl
 
             return crawl
+        case "seed":
+            from limpet.cli.seed import seed
+
+            return seed
+        case "schedule":
+            from limpet.cli.schedule import schedule
+
+            return schedule
         case "try":
             from limpet.cli.trying import attempt
 
@@ -108,10 +117,18 @@ def _looking(name: str) -> Command | None:
             from limpet.cli.look import export
 
             return export
+        case "diff":
+            from limpet.cli.diff import diff
+
+            return diff
         case "hosts":
             from limpet.cli.hosts import hosts
 
             return hosts
+        case "cost":
+            from limpet.cli.cost import cost
+
+            return cost
         case "explain":
             from limpet.cli.explain import explain
 
@@ -129,6 +146,10 @@ def _mending(name: str) -> Command | None:
             from limpet.cli.mend import retry
 
             return retry
+        case "backfill":
+            from limpet.cli.backfill import backfill
+
+            return backfill
         case "repair":
             from limpet.cli.proving import repair
 
@@ -141,6 +162,10 @@ def _mending(name: str) -> Command | None:
             from limpet.cli.mend import backup
 
             return backup
+        case "gc":
+            from limpet.cli.gc import gc
+
+            return gc
     return None
 
 
@@ -162,6 +187,10 @@ def _operating(name: str) -> Command | None:
             from limpet.cli.operate import config
 
             return config
+        case "alert":
+            from limpet.cli.alert import alert
+
+            return alert
     return None
 
 

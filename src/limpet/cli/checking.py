@@ -17,9 +17,9 @@ from limpet.cli.exits import Exit
 from limpet.cli.printing import count, say, say_json
 from limpet.errors import StoreBusy, StoreUnavailable
 from limpet.store import lease
-from limpet.store.joining import is_finished
 from limpet.store.migrate import NoJobYet
 from limpet.store.opening import lock_folder_of
+from limpet.store.standing import standing
 from limpet.store.views import WorkerRow, workers_of_job
 
 
@@ -47,7 +47,7 @@ def check(args: argparse.Namespace) -> int:
                     sum(not row.owner_lives for row in lease.shards(store.db, job.id)),
                 )
                 for job in database.jobs_of(store, args)
-                if not is_finished(store.db, job)
+                if not standing(store.db, job.id).is_complete  # one that is only being proved waits for nobody
             ]
         code, why = verdict(args.check, work, socket.gethostname())
     except NoJobYet:

@@ -15,8 +15,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from limpet.engine.channels import scheme_of
 from limpet.errors import UsageError
 from limpet.settings import SHARDS_MAX, Settings, documented
+from limpet.store.dialect import public_dsn
 
 #: Looked for in the folder that the command is given in.
 FILE_NAME = "limpet.toml"
@@ -26,7 +28,10 @@ PREFIX = "LIMPET_"
 EXTRAS = {
     "db": "address of the database: sqlite:///file.db, or a path",
     "user_agent": "who asks, and where to complain: shopbot/1 (+https://example.com/bot)",
+    "alerts": "addresses of people to be told, a list; in the environment with spaces between; only their schemes are ever shown",
 }
+#: Holds secrets: neither its value nor what is wrong with it is ever shown.
+SECRET = "alerts"
 #: Environment variables that are read elsewhere.
 _OTHERS = frozenset({"config", "debug", "failpoint", "failpoint_log", "failpoint_gate", "shared", "crew"})
 #: A variable this close to a setting's name is a slip of the pen.
@@ -63,13 +68,23 @@ class Resolved:
 
     settings: Settings
     origins: Mapping[str, str]
-    extras: Mapping[str, str]  # db, user_agent; "" where nobody says
+    extras: Mapping[str, str]  # db, user_agent, alerts (with line ends between); "" where nobody says
+
+    @property
+    def alerts(self) -> list[str]:
+        """The addresses of people to be told."""
+        return self.extras[SECRET].split()
 
     def rows(self) -> list[tuple[str, object, str, str]]:
         """(name, value, origin, what it means), in the order of the table."""
         known = documented()
         settings = [(name, getattr(self.settings, name), self.origins[name], known[name][1]) for name in known]
-        return [*settings, *((name, self.extras[name], self.origins[name], EXTRAS[name]) for name in EXTRAS)]
+        return [*settings, *((name, self._shown(name), self.origins[name], EXTRAS[name]) for name in EXTRAS)]
+
+    def _shown(self, name: str) -> str:
+        if name == "db":
+            return public_dsn(self.extras[name])
+        return ", ".join(f"{scheme_of(address) or '?'}://***" for address in self.alerts) if name == SECRET else self.extras[name]
 
 
 def flag_of(name: str) -> str:
@@ -190,6 +205,8 @@ def parsed(name: str, text: str, where: str) -> object:
 
 def checked(name: str, value: object, where: str) -> object:
     """The value of a setting, whole numbers as floats where floats are meant. UsageError for a wrong type or range."""
+    if name == SECRET:
+        return _addresses(value, where)
     if name in EXTRAS:
         if not isinstance(value, str) or any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in value):
             raise UsageError(f"{where}: {name} is {value!r}; expected a line of text")
@@ -206,6 +223,17 @@ def checked(name: str, value: object, where: str) -> object:
     return float(number) if isinstance(default, float) else number
 
 
+def _addresses(value: object, where: str) -> str:
+    """Addresses of people, given as a list or as text, with line ends between them; what is wrong is said without them."""
+    given = value.split() if isinstance(value, str) else value
+    if not isinstance(given, (list, tuple)) or not all(isinstance(each, str) for each in given):
+        raise UsageError(f'{where}: {SECRET} is no list of addresses; expected such as ["mailto://...", "dingtalk://..."]')
+    for number, address in enumerate(given, 1):
+        if not scheme_of(address) or not address.isprintable() or " " in address:
+            raise UsageError(f"{where}: {SECRET}: address {number} is none: expected scheme://..., without spaces")
+    return "\n".join(given)
+
+
 def _number(name: str, value: object, where: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{where}: {name} holds {value!r}; expected numbers")
@@ -213,10 +241,12 @@ def _number(name: str, value: object, where: str) -> int | float:
 
 
 def _in_range(name: str, value: int | float, where: str) -> int | float:
-    if name == "delay_s" and value == -1:
+    if name in ("delay_s", "budget", "budget_day") and value == -1:
         return value  # 1, or 0 on loopback
     least = _LEAST.get(name, 0)
     most = _MOST.get(name, _FOREVER if name.endswith(("_s", "_hours")) else 2**53)
+    if name in ("budget", "budget_day") and value == math.inf:
+        return value
     if not math.isfinite(value) or not least <= value <= most:
         raise UsageError(f"{where}: {name} is {value}; expected {least:g} to {most:g}")
     return value

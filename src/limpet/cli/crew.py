@@ -17,15 +17,15 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count as numbers
 
-from limpet.cli.arguments import WORKERS_MAX
 from limpet.cli.configuration import PREFIX
 from limpet.cli.database import file_of
 from limpet.cli.exits import Exit
 from limpet.cli.printing import clean
+from limpet.cli.values import WORKERS_MAX
 from limpet.engine.oversight import Ended
 from limpet.errors import UsageError
 from limpet.settings import SHARDS_SERVER, SHARDS_SQLITE, Settings, documented
@@ -38,8 +38,9 @@ NUMBER = f"{PREFIX}CREW"
 BACKOFF_S, BACKOFF_MAX_S = 0.1, 30.0
 #: Seconds after which a worker has not died young.
 YOUNG_S = 20.0
-#: Young deaths in a row, in one place, after which it stays empty: by a signal it may still be bad luck, while what says
-#: itself why it cannot go on (a full disk, a fault) is not mended by another start.
+#: Young deaths in a row, in one place, after which it stays empty: by a signal, or since a server is away, it may still be
+#: bad luck (30 take 11 minutes, as long as one that is at work waits for its server), while what says itself why it cannot
+#: go on (a full disk, a fault) is not mended by another start.
 KILLS_MAX, FAILURES_MAX = 30, 5
 #: Seconds that workers have to end in, when this command ends for a reason of its own.
 GRACE_S = 10.0
@@ -58,7 +59,9 @@ class Crew:
     environment: Mapping[str, str]
     size: int
     as_json: bool = False  # their logs are JSON lines
+    is_server: bool = False  # the database is on a server, which may be away when a worker begins
     processes: dict[int, Process] = field(default_factory=dict)
+    elsewhere: Callable[[int], Awaitable[tuple[Ended, str]]] | None = None  # lives a worker's life on another machine
     deaths: int = 0
     _wishes: int = 0
     _wished: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,12 +91,13 @@ class Crew:
         young = 0
         for life in numbers(1):
             began = asyncio.get_running_loop().time()
-            ended, how = await self._live(number)
+            ended, how = await (self.elsewhere or self._live)(number)
             if self._wishes or ended.exit_code in FINAL:
                 return ended
             self.deaths += 1
             young = young + 1 if asyncio.get_running_loop().time() - began < YOUNG_S else 1
-            if young >= (KILLS_MAX if ended.exit_code < 0 else FAILURES_MAX):
+            is_patient = ended.exit_code < 0 or (ended.exit_code == Exit.STOPPED and self.is_server)
+            if young >= (KILLS_MAX if is_patient else FAILURES_MAX):
                 log.error("worker %d %s, for the %dth time in a row: its place stays empty", number, how, young)
                 return ended
             wait_s = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** (young - 1))
@@ -119,7 +123,7 @@ class Crew:
         finally:
             if process.returncode is not None:
                 self.processes.pop(number, None)
-        return _ended(code, said), f"(process {process.pid}) {_how(code)}"
+        return ended_of(code, said), f"(process {process.pid}) {how_it_ended(code)}"
 
     async def _end(self, places: Sequence[asyncio.Task[Ended]]) -> None:
         """Whatever happened here, no worker stays behind: they stop as if told, and the last ones are killed."""
@@ -171,7 +175,7 @@ def _marked(text: str, number: int, *, as_json: bool) -> str:
     return json.dumps({**fields, "worker": number}, ensure_ascii=False)
 
 
-def _ended(code: int, said: bytes) -> Ended:
+def ended_of(code: int, said: bytes) -> Ended:
     """What a process reported on its stdout, with its exit code."""
     fields: dict[str, object] = {}
     for line in said.splitlines():
@@ -184,10 +188,10 @@ def _ended(code: int, said: bytes) -> Ended:
     return Ended(code, str(message or ""), int(str(fields.get("requests") or 0)))
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
     """How a process ended, for people.
 
-    >>> _how(-9), _how(1)
+    >>> how_it_ended(-9), how_it_ended(1)
     ('was killed by SIGKILL', 'ended with exit code 1')
     """
     if code >= 0:
@@ -211,7 +215,7 @@ def crew_of(args: argparse.Namespace, settings: Settings, address: str) -> Crew:
         command += ["--param", f"{name}={value}"]
     command += ["--debug"] if args.debug else []
     shards = settings.shards or (SHARDS_SQLITE if file_of(address) else SHARDS_SERVER)
-    return Crew(command, environment_of(args, address), size_of(args.workers, shards), as_json=args.log_format == "json")
+    return Crew(command, environment_of(args, address), size_of(args.workers, shards), args.log_format == "json", not file_of(address))
 
 
 def environment_of(args: argparse.Namespace, address: str) -> dict[str, str]:

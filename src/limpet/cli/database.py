@@ -91,7 +91,12 @@ def file_of(address: str) -> str:
 def jobs_of(store: Store, args: argparse.Namespace) -> list[jobs.Job]:
     """The jobs that --spider and --slot leave; UsageError, naming what is there, where that is none."""
     every = jobs.every(store.db)
-    found = [job for job in every if args.spider in (None, job.spider) and args.slot in (None, job.slot)]
+    found = [job for job in every if args.spider in (None, job.spider)]
+    if args.slot is not None:
+        from limpet.cli.slots import meant_in
+
+        slot_of = {spider: meant_in(store.db, spider, args.slot) for spider in {job.spider for job in found}}
+        found = [job for job in found if job.slot == slot_of[job.spider]]
     if not found:
         if not every:
             raise NoJobYet(f"{store.db.place} holds no job yet: start one with `limpet crawl` or `limpet run`")
@@ -119,5 +124,15 @@ def of_job(args: argparse.Namespace) -> Iterator[tuple[Store, jobs.Job]]:
     try:
         store.job = job
         yield store, job
+    finally:
+        store.close()
+
+
+@contextmanager
+def of_database(args: argparse.Namespace) -> Iterator[Store]:
+    """The database that is meant, opened for writing, with no job joined."""
+    store = open_store(of(args), create=False)
+    try:
+        yield store
     finally:
         store.close()

@@ -25,7 +25,7 @@ from limpet.store.views import workers
 Verdict = Literal["ok", "note", "warning", "fault"]
 
 LIBRARIES = ("apsw", "aiohttp", "lxml", "parsel", "ada-url", "protego", "charset-normalizer")
-EXTRAS = ("brotli", "zstandard", "uvloop", "pyarrow")
+EXTRAS = ("apprise", "brotli", "zstandard", "uvloop", "pyarrow")
 
 #: A WAL beyond this means that somebody reads all the time, or that nobody checkpoints: 16 times the usual one.
 WAL_BYTES_WARN = 256 * 2**20

@@ -26,6 +26,7 @@ from limpet.errors import (
     LimpetError,
     OutcomeUnknown,
     OwnershipLost,
+    RightMissing,
     SchemaNewer,
     StoreBusy,
     StoreCorrupt,
@@ -59,6 +60,7 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMF
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (UsageError, Exit.USAGE),
     (SchemaNewer, Exit.USAGE),
+    (RightMissing, Exit.USAGE),
     (OwnershipLost, Exit.OWNERSHIP_LOST),
     (InvariantBroken, Exit.VERIFY_FAILED),
     (StoreCorrupt, Exit.VERIFY_FAILED),

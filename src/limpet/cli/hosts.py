@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from limpet import policy
 from limpet.cli import database, mend
 from limpet.cli.exits import Exit
 from limpet.cli.printing import count, cut, duration, note, say, say_json, table
@@ -85,8 +86,9 @@ def _hold(args: argparse.Namespace, reason: str) -> int:
     with database.of_job(args) as (store, job):
         for authority in dict.fromkeys(authority_meant(text, job) for text in args.hosts):
             before = one(store.db, job, authority)
-            waiting = _asked(store, job, authority, reason) if reason or before.held else 0
-            changed += bool(reason or before.held)
+            is_changed = bool(reason or before.held or policy.outage_since_ms(before.pause))
+            waiting = _asked(store, job, authority, reason) if is_changed else 0
+            changed += is_changed
             _say(args, job, before, reason, waiting)
     return Exit.COMPLETE if changed else Exit.NOTHING_TO_DO
 
@@ -102,7 +104,8 @@ def _say(args: argparse.Namespace, job: jobs.Job, before: HostState, reason: str
     if args.json:
         say_json({"job": job.name, "host": before.authority, "held": reason, "held_before": before.held, "shards_waiting": waiting})
         return
-    said = f"on hold: {reason}" if reason else f"goes on ({before.held})" if before.held else "was not on hold"
+    why = before.held or (before.pause if policy.outage_since_ms(before.pause) else "")
+    said = f"on hold: {reason}" if reason else f"goes on ({why})" if why else "was not on hold"
     say(f"{job.name}: {before.authority} {said}")
     if reason and not before.open and before.delay_ms is None:
         note(f"no task of {before.authority} is known yet: the pause holds for those that come")

@@ -13,13 +13,17 @@ from typing import BinaryIO
 from limpet.cli import database
 from limpet.cli.exits import Exit
 from limpet.cli.printing import count, cut, moment, note, say, say_json, table
+from limpet.cli.slots import meant_in
 from limpet.errors import UsageError
+from limpet.store import cursor
 from limpet.store.atomic import is_special, whole_file
-from limpet.store.export import Choice, DatasetRow, Tally, choose, chunks, every
+from limpet.store.export import Choice, DatasetRow, Tally, choose, chunks, every, owner_of
 from limpet.store.views import DeadLetter, dead_letters, snapshot
 
 #: Characters of a message in the list of dead letters; --detail prints all.
 DETAIL_CHARS = 100
+#: Characters of a file that holds a cursor.
+CURSOR_CHARS_MAX = 16 * 2**20
 
 
 # -- dead -------------------------------------------------------------------------------------
@@ -58,26 +62,43 @@ def _letter(letter: DeadLetter, *, whole: bool) -> str:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write a dataset in key order; the digest goes to stderr where the rows go to stdout."""
+    """Write a dataset in key order; digest and cursor go to stderr where the rows go to stdout."""
     if args.slot is not None and args.all_slots:
         raise UsageError("--slot names one slot, --all-slots takes them all: give one of the two")
     with database.read(args) as store, snapshot(store.db) as db:
         if args.dataset is None:
             return _list(args, store.db.place, every(db))
-        choice = choose(db, args.dataset, spider=args.spider or "", slot=args.slot, all_slots=args.all_slots)
+        owner = owner_of(db, args.dataset, args.spider or "")
+        slot = None if args.slot is None else meant_in(db, owner, args.slot)
+        choice = choose(db, args.dataset, spider=owner, slot=slot, all_slots=args.all_slots)
+        now = cursor.take(db, choice)
+        if args.after is not None:
+            choice = cursor.newer(db, choice, cursor.parse(_text_of(args.after)), now)
         tally = Tally()
-        pieces = chunks(db, choice, args.format, tally)
-        if args.output is None or args.output == "-":
-            sys.stdout.flush()
-            _write(sys.stdout.buffer, pieces)
-        elif is_special(args.output):
-            with open(args.output, "wb") as device:
-                _write(device, pieces)
-        else:
-            with whole_file(args.output) as part, open(part, "wb") as file:
-                _write(file, pieces)
-    _show(args, choice, tally)
+        write(args.output, chunks(db, choice, args.format, tally))
+    _show(args, choice, tally, str(now))
     return Exit.COMPLETE
+
+
+def _text_of(given: str) -> str:
+    """A cursor, or the content of the file that is named after an @."""
+    if not given.startswith("@"):
+        return given
+    with open(given[1:], encoding="utf-8", errors="replace") as file:
+        return file.read(CURSOR_CHARS_MAX)
+
+
+def write(output: str | None, pieces: Iterator[bytes]) -> None:
+    """Write pieces to a file, which appears whole or not at all, or to stdout."""
+    if output is None or output == "-":
+        sys.stdout.flush()
+        _write(sys.stdout.buffer, pieces)
+    elif is_special(output):
+        with open(output, "wb") as device:
+            _write(device, pieces)
+    else:
+        with whole_file(output) as part, open(part, "wb") as file:
+            _write(file, pieces)
 
 
 def _write(file: BinaryIO, pieces: Iterator[bytes]) -> None:
@@ -86,7 +107,7 @@ def _write(file: BinaryIO, pieces: Iterator[bytes]) -> None:
     file.flush()
 
 
-def _show(args: argparse.Namespace, choice: Choice, tally: Tally) -> None:
+def _show(args: argparse.Namespace, choice: Choice, tally: Tally, now: str) -> None:
     to_stdout = args.output in (None, "-")
     if args.json and not to_stdout:
         size = os.path.getsize(args.output) if not is_special(args.output) else None
@@ -97,11 +118,13 @@ def _show(args: argparse.Namespace, choice: Choice, tally: Tally) -> None:
             "format": args.format,
             "file": args.output,
             "bytes": size,
+            "cursor": now,
         }
         say_json(facts)
         return
     line = f"{choice.type.name}: {count(tally.rows, 'record')}, SHA-256 {tally.sha256}"
     (note if to_stdout else say)(line if to_stdout else f"{line}, in {args.output}")
+    note(f"cursor: {now}")
 
 
 def _list(args: argparse.Namespace, place: str, found: list[DatasetRow]) -> int:

@@ -6,16 +6,21 @@ import argparse
 import getpass
 import os
 import socket
+import sys
 from collections import defaultdict
 
 from limpet.cli import database
 from limpet.cli.exits import Exit
 from limpet.cli.printing import count, note, say, say_json, size
+from limpet.engine.load import load
+from limpet.engine.spider import table_name
 from limpet.errors import UsageError
 from limpet.store import Store, jobs, requests
 from limpet.store import migrate as migrations
 from limpet.store.backup import backup as copy_database
 from limpet.store.opening import connect
+from limpet.store.script import script
+from limpet.store.tables import ensure, load_tables
 from limpet.store.views import authority_of, find_task, reading, wait_for_request
 from limpet.task import ENDED, State
 from limpet.url import canonicalise, shard_of
@@ -40,7 +45,7 @@ def retry(args: argparse.Namespace) -> int:
     """Put tasks back, and end a pause. 6 where nothing was to be put back, 9 where a shard was lost meanwhile."""
     with database.of_job(args) as (store, job):
         before = jobs.read(store.db, job.id)
-        asked = _ask_for_urls(args, store, job) if args.urls else _ask_for_states(args, store)
+        asked = _ask_for_urls(args, store, job) if args.urls or args.task else _ask_for_states(args, store)
         applied = requests.apply(store)
         put_back, waiting = applied.put_back, 0
         if asked.shards:
@@ -70,10 +75,9 @@ def _ask_for_states(args: argparse.Namespace, store: Store) -> requests.Asked:
 def _ask_for_urls(args: argparse.Namespace, store: Store, job: jobs.Job) -> requests.Asked:
     """Ask the shards of some tasks; UsageError where one is unknown or has not ended."""
     if args.reason or args.state:
-        raise UsageError("retry: URLs are put back whatever they ended in, so --reason and --state do not go with them")
+        raise UsageError("retry: named tasks are put back whatever they ended in, so --reason and --state do not go with them")
     tasks: dict[int, list[int]] = defaultdict(list)
-    for url in args.urls:
-        text = canonicalise(url, job.profile).text
+    for text in [*(canonicalise(url, job.profile).text for url in args.urls), *args.task]:
         found = find_task(store.db, job, text)
         if found is None:
             raise UsageError(f"{job.name} has no task with the key {text}")
@@ -119,16 +123,21 @@ def _say_state(args: argparse.Namespace, job: jobs.Job, words: str, now: jobs.Jo
 
 
 def migrate(args: argparse.Namespace) -> int:
-    """Bring a database to this release's schema, or print the SQL that would; 6 where it is there."""
+    """Bring a database to this release's schema, and a spider's tables with it, or print the SQL that would; 6 where all is there."""
+    spider = load(args.file).spider if args.file else None
+    name = spider.name if spider else ""
+    records = {table_name(name, kind): record for kind, record in spider.record_types().items()} if spider else {}
     db = connect(database.of(args), readonly=args.printed)
     try:
         found = migrations.version(db)
         if args.printed:
-            for number, name, sql in migrations.steps():
-                if number > found:
-                    say(f"-- {number:04}_{name}\n{sql}")
+            sys.stdout.write(script(db, name, records))
             return Exit.COMPLETE
         applied = migrations.migrate(db)
+        before = {table: made.type.definition() for table, made in load_tables(db, name).items()}
+        for table, record in sorted(records.items()):
+            ensure(db, name, table, record)
+            applied += [table] if before.get(table) != record.definition() else []
         now = migrations.version(db)
     finally:
         db.close()

@@ -13,12 +13,13 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import BinaryIO
 
-from limpet.cli import database, loop
+from limpet.cli import database, loop, slots
 from limpet.cli.configuration import Resolved, read_file, resolve
 from limpet.cli.exits import Exit
 from limpet.cli.printing import count, duration, note, say, say_json, table
 from limpet.cli.progress import bar
 from limpet.engine.load import load
+from limpet.engine.oversight import Crew
 from limpet.engine.report import Progress, Report
 from limpet.engine.run import join
 from limpet.engine.run import run as run_job
@@ -43,6 +44,7 @@ _SPOOL_BYTES = 2**20
 def run(args: argparse.Namespace) -> int:
     """Run a spider, or go on with it; the exit code of its report."""
     spider = load(args.file, name=args.spider).spider
+    slots.settle(args, spider)
     resolved = resolved_for(args, spider)
     address = database.choose(resolved, default=f"{spider.name}.db")
     return _run_and_report(args, spider, resolved, address, args.start)
@@ -55,6 +57,7 @@ def crawl(args: argparse.Namespace) -> int:
     for url in args.urls:
         _refuse_without_scheme(url)
     spider = pages_spider(scope=args.scope, keep_body="body" in args.keep)
+    slots.settle(args, spider)
     resolved = resolved_for(args, spider)
     address = database.choose(resolved, default=f"{spider.name}.db")
     return _run_and_report(args, spider, resolved, address, args.urls)
@@ -69,25 +72,35 @@ def resolved_for(args: argparse.Namespace, spider: Spider) -> Resolved:
 
 
 def _run_and_report(args: argparse.Namespace, spider: Spider, resolved: Resolved, address: str, starts: Sequence[str] | None) -> int:
+    report = report_of(args, spider, resolved, address, starts)
+    show(report, spider.name, address, as_json=args.json)
+    return report.exit_code
+
+
+def report_of(args: argparse.Namespace, spider: Spider, resolved: Resolved, address: str, starts: Sequence[str] | None = None) -> Report:
+    """Run the job that the arguments name; what it ended in."""
     params = dict(getattr(args, "param", ()))
-    starts_from = args.starts_from
+    starts_from = getattr(args, "starts_from", None)
+    slots.remember(address, spider, resolved.settings)
     if starts_from == "-":
         starts_from = spool(sys.stdin.buffer, os.path.dirname(database.file_of(address)) or os.getcwd())
     if not args.json and sys.stderr.isatty():
         note(f"{spider.name}: {database.place(address)}; Ctrl-C stops it, and the same command goes on")
-    crew = None
-    if getattr(args, "workers", None):
+    crew: Crew | None = None
+    if getattr(args, "ray", None):
+        from limpet.cli.ray_runner import ray_crew_of
+
+        crew = ray_crew_of(args, resolved.settings, address)
+    elif getattr(args, "workers", None):
         from limpet.cli.crew import crew_of
 
         crew = crew_of(args, resolved.settings, address)
     with bar(quiet=args.quiet or args.json) as on_progress:
         running = run_job(
             spider, db=address, slot=args.slot, starts=starts, starts_from=starts_from, settings=resolved.settings, params=params,
-            on_progress=on_progress, crew=crew,
+            on_progress=on_progress, crew=crew, alerts=resolved.alerts,
         )  # fmt: skip
-        report = loop.run(running)
-    show(report, spider.name, address, as_json=args.json)
-    return report.exit_code
+        return loop.run(running)
 
 
 def worker(args: argparse.Namespace) -> int:
@@ -95,6 +108,7 @@ def worker(args: argparse.Namespace) -> int:
     from limpet.cli.crew import number_in_crew
 
     spider = load(args.file, name=args.spider).spider
+    slots.settle(args, spider)
     resolved = resolved_for(args, spider)
     address = database.choose(resolved, default=f"{spider.name}.db")
     parent = sys.stdin.fileno() if number_in_crew() is not None else None
@@ -112,12 +126,20 @@ async def _join(
 
     async def once() -> Report:
         return await join(
-            spider, db=address, slot=args.slot, settings=resolved.settings, params=dict(args.param), on_progress=on_progress, parent=parent
+            spider,
+            db=address,
+            slot=args.slot,
+            settings=resolved.settings,
+            params=dict(args.param),
+            on_progress=on_progress,
+            parent=parent,
+            alerts=resolved.alerts,
         )
 
     if not args.wait:
         return await once()
-    with waiting_lock(lock_folder_of(database.file_of(address))):
+    stop = asyncio.Event()
+    with waiting_lock(lock_folder_of(database.file_of(address))), Stopping(stop.set).listening(to_signals=True):  # also between two jobs
         wait_s = WAIT_S
         while True:
             try:
@@ -130,15 +152,9 @@ async def _join(
             if report.done:
                 log.info("%s: %s; waiting for work", report.job, report.message)
             wait_s = min(2 * wait_s, WAIT_MAX_S) if report.exit_code == Exit.STALLED else WAIT_S
-            if await _is_stopped_within(wait_s):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), wait_s)
                 return replace(report, exit_code=Exit.STOPPED, message="stopped while waiting for work")
-
-
-async def _is_stopped_within(seconds: float) -> bool:
-    stop = asyncio.Event()
-    with Stopping(stop.set).listening(to_signals=True), suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
-    return stop.is_set()
 
 
 def show(report: Report, spider: str, address: str, *, as_json: bool) -> None:

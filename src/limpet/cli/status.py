@@ -7,6 +7,7 @@ import os
 import socket
 from dataclasses import asdict
 
+from limpet import policy
 from limpet.cli import database
 from limpet.cli.arguments import CRAWL
 from limpet.cli.printing import count, cut, duration, moment, say, say_json, table
@@ -61,6 +62,8 @@ def state_of(status: Status, is_proved: bool) -> str:
     """The state of a job, in a word or two."""
     if status.job.halted:
         return "halted"
+    if status.sealed:
+        return "sealed"
     if status.is_complete:
         return "complete and verified" if is_proved else "complete, not yet verified"
     if status.job.paused:
@@ -122,7 +125,8 @@ def _all_hosts_wait(hosts: list[PaceRow]) -> str:
 
 def _only_later(status: Status, machine: str) -> str:
     """What is left, where nothing is running and nothing is ready."""
-    reasons = []
+    away = [pace for pace in status.paces if policy.outage_since_ms(pace.pause)]
+    reasons = [f"{pace.authority} is away ({pace.pause}); asked again at {moment(pace.next_ms)}" for pace in away[:REASONS_SHOWN]]
     for lane, what in (
         (Lane.WAITING, "only retries are left"),
         (Lane.SUSPECT, "only tasks that killed workers are left, to be run alone"),
@@ -204,6 +208,7 @@ def as_json(status: Status, is_proved: bool) -> dict[str, object]:
         "pauses": [asdict(pace) for pace in status.paces if pace.pause or pace.errors or pace.held],
         "sources": [{"kind": s.kind, "place": s.place, "host": s.host, "position": s.position, "closed": s.closed} for s in status.sources],
         "requests": [asdict(request) for request in status.requests],
+        "sealed_ms": status.sealed.at_ms if status.sealed else None,
         "oldest_transaction": asdict(status.oldest_transaction) if status.oldest_transaction else None,
     }
 
@@ -254,7 +259,8 @@ def _pace(status: Status) -> list[str]:
     lines += [f"host {pace.authority} is on hold: {cut(pace.held, REASON_CHARS)}" for pace in held[:REASONS_SHOWN]]
     if len(held) > REASONS_SHOWN:
         lines.append(f"and {count(len(held) - REASONS_SHOWN, 'other host')} on hold; `limpet hosts` lists them")
-    paused = [pace for pace in status.paces if pace.pause and not pace.held and pace.next_ms > status.books.now_ms]
+    now_ms = status.books.now_ms
+    paused = [p for p in status.paces if p.pause and not p.held and (p.next_ms > now_ms or policy.outage_since_ms(p.pause))]
     lines += [
         f"host {pace.authority} waits until {moment(pace.next_ms)}: {cut(pace.pause, REASON_CHARS)}" for pace in paused[:REASONS_SHOWN]
     ]
@@ -274,6 +280,8 @@ def _worker(worker: WorkerRow, now_ms: int) -> str:
 
 def _beside(status: Status) -> list[str]:
     lines = []
+    if status.sealed:
+        lines.append(f"sealed {moment(status.sealed.at_ms)}: its tasks and tries were removed by `limpet gc`; datasets and ledger stay")
     if status.records:
         lines.append("records: " + ", ".join(f"{name} {count(number)}" for name, number in status.records.items()))
     if parked := status.lanes[Lane.PARKED].tasks:

@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from limpet import policy
-from limpet.batch import Claim, Link, Offer, Result, RobotsRow
+from limpet.batch import Claim, Link, Result, RobotsRow
 from limpet.engine.hand import Hand, Host
 from limpet.engine.handle import Ending, How, handle
 from limpet.engine.heart import Heart
+from limpet.engine.keyed import Calls, written
+from limpet.engine.lastwords import last_words
+from limpet.engine.outage import Outages
 from limpet.engine.request import Request as Asked
 from limpet.engine.routes import Route
 from limpet.engine.spider import Spider
@@ -62,6 +65,7 @@ class Lookups:
     robots_of: Callable[
         [str, int], Awaitable[tuple[str, int, bytes, float] | None]
     ]  # (origin, shard) -> outcome, status, body, seconds left
+    has_worked: Callable[[int, int], Awaitable[bool]]  # (shard, host) -> whether a task of it is done
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ class Tries:
     heart: Heart | None = None
     requests: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    outages: Outages = field(init=False)
+    calls: Calls = field(init=False)
     _gate: RobotsGate = field(init=False)
     _shard_of_origin: dict[str, int] = field(default_factory=dict)
     _loaded_origins: set[str] = field(default_factory=set)
@@ -91,6 +97,11 @@ class Tries:
     _crashes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        self.calls = Calls(
+            self.settings, self.terms, self.tables, self.hand, self.watchdog, self.threads, self.clock, self.exchange, self._retry_after,
+            self._note_crash,
+        )  # fmt: skip
+        self.outages = Outages(self.hand, self.settings, self.clock, self.lookups.has_worked)
         self._gate = RobotsGate(
             self._fetch_robots,
             self.token,
@@ -104,6 +115,18 @@ class Tries:
 
     async def perform(self, claim: Claim) -> Result:
         """Try a task once. Raises LeaseOver, CancelledError, and nothing else."""
+        result = await self._try(claim)
+        if result.outcome is not Outcome.DEAD or self.spider.last_words is None:
+            return result
+        return await last_words(
+            self.spider.last_words, result, terms=self.terms, tables=self.tables, timeout_s=self.settings.handler_timeout_s,
+            watchdog=self.watchdog, threads=self.threads,
+        )  # fmt: skip
+
+    async def _try(self, claim: Claim) -> Result:
+        handler = self.spider.handler(claim.handler)
+        if handler is not None and handler.schema is not None:
+            return await self.calls.perform(claim, handler)
         route = self._route(claim)
         if isinstance(route, Result):
             return route
@@ -304,12 +327,8 @@ class Tries:
         url = answer.url if answer.url != claim.url else ""
         if ending.kind is How.DONE:
             self.dropped.update(tx.dropped)
-            offers = tuple(self._stored(offer) for offer in tx.offers())
-            return Result(claim, Outcome.DONE, status=answer.status, links=tx.links(), offers=offers, url=url, size=tx.size)
+            return written(Result(claim, Outcome.DONE, status=answer.status, url=url), tx, self.tables)
         return self._of_ending(claim, ending, answer.status, url)
-
-    def _stored(self, offer: Offer) -> Offer:
-        return Offer(self.tables[offer.dataset], offer.key, offer.key_text, offer.content, offer.values)
 
     def _page(self, claim: Claim, answer: Answer) -> Page:
         data = Asked.of(claim.url, claim.payload).data if claim.payload else None
@@ -360,7 +379,7 @@ class Tries:
     def take_given_back(self) -> list[Claim]:
         """Claims whose host paused before they were started; each is returned once."""
         back, self._given_back = self._given_back, []
-        return back
+        return back + self.outages.take_given_back()
 
     def pause_ms(self, claim: Claim) -> int:
         """Milliseconds until a claim's host may be asked again."""

@@ -8,9 +8,9 @@ Nothing here waits, sends or writes: the worker does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from limpet.batch import Kind, Link, Part, Result, RobotsRow, SourceMove, Want
+from limpet.batch import Grant, Kept, Kind, Link, Part, Result, RobotsRow, SourceMove, Want
 from limpet.engine.hand import Hand
 from limpet.settings import Settings
 from limpet.store.commit import Committed
@@ -38,11 +38,12 @@ class Owned:
     suspect_s: float | None = None  # when its next suspect may run; None where it has none
     poked: bool = False  # somebody asked something of it: it wants a batch, even an empty one
     verified_to: int = 0  # proved up to here since the last commit
+    is_short: bool = False  # its allowance does not pay for what it has ready
     is_leaving: bool = False  # to be given up, once nothing of it runs: other workers have too few
 
     def may_claim(self, now: float) -> bool:
         """Whether a claim may find something here."""
-        return not self.is_leaving and (self.is_ready or (self.due_s is not None and self.due_s <= now))
+        return not self.is_leaving and not self.is_short and (self.is_ready or (self.due_s is not None and self.due_s <= now))
 
     @classmethod
     def of(cls, taken: Taken) -> Owned:
@@ -86,6 +87,9 @@ class Committer:
     results: dict[ShardId, list[Result]] = field(default_factory=dict)
     robots: dict[ShardId, list[RobotsRow]] = field(default_factory=dict)
     sources: dict[ShardId, SourceMove] = field(default_factory=dict)
+    kept: dict[ShardId, list[Kept]] = field(default_factory=dict)
+    costs: Mapping[str, int] = field(default_factory=dict)  # handler -> micro-credits of a try
+    day: str = ""  # the day whose purse pays too
     window: Window = field(init=False)
     count: int = 0
     size: int = 0
@@ -117,6 +121,10 @@ class Committer:
         self.sources[shard] = move
         self._expect(move.links)
 
+    def add_kept(self, shard: ShardId, kept: Kept) -> None:
+        """An answer that was paid for: a commit is due at once."""
+        self.kept.setdefault(shard, []).append(kept)
+
     def _expect(self, links: Iterable[Link]) -> None:
         """These shards may have something to claim once the links are in."""
         for shard in {link.shard for link in links}:
@@ -129,12 +137,13 @@ class Committer:
         self.count -= len(self.results.pop(shard, ()))
         self.robots.pop(shard, None)
         self.sources.pop(shard, None)
+        self.kept.pop(shard, None)
 
     # -- when ------------------------------------------------------------------------------
 
     def due(self, now: float, *, resting: bool) -> bool:
         """Whether a commit is due: by size, age or bytes, or since little is left to start."""
-        if self.count >= self.window.pages or self.size >= self.settings.commit_bytes:
+        if self.kept or self.count >= self.window.pages or self.size >= self.settings.commit_bytes:
             return True
         if self.count and (now - self.oldest_s) * 1000 >= self.window.ms:
             return True
@@ -165,6 +174,8 @@ class Committer:
         """How many further tasks may be claimed: what will be started before the next commit is through."""
         soon = int(self.rate * self.window.ms / 1000) + self.settings.concurrency + self.window.pages // 2
         room = min(2 * self.window.pages, soon) - self.hand.unstarted - self.hand.running
+        if self.costs:  # what is reserved and not started would be unknown after a crash: claim just in time
+            room = min(room, self.settings.concurrency - self.hand.unstarted - self.hand.running)
         if self.pages_left is not None:
             room = min(room, self.pages_left - self.hand.unstarted - self.hand.running - self.count)
         return max(0, room)
@@ -175,8 +186,8 @@ class Committer:
         """The parts of the next commit, and what each would like to claim. What is frozen is no longer held here."""
         wants = self._wants(now) if claiming and solo is None else {}
         if solo is not None:
-            wants = {solo: Want(tasks=1, per_host=1, busy=self._busy(solo, now), solo=True)}
-        touched = set(self.results) | set(self.robots) | set(self.sources) | set(wants)
+            wants = {solo: Want(tasks=1, per_host=1, busy=self._busy(solo, now), solo=True, costs=self.costs, day=self.day)}
+        touched = set(self.results) | set(self.robots) | set(self.sources) | set(self.kept) | set(wants)
         touched |= {o.shard for o in self.owned.values() if o.poked or o.verified_to}
         leaving = {o.shard for o in self.owned.values() if o.is_leaving and not self.hand.holds(o.shard)}
         parts = [
@@ -184,10 +195,23 @@ class Committer:
             for shard in sorted(touched | leaving)
             if shard in self.owned
         ]
-        self.results, self.robots, self.sources = {}, {}, {}
+        self.results, self.robots, self.sources, self.kept = {}, {}, {}, {}
         self.count = self.size = 0
         self.committed_s = now
         return parts, wants
+
+    def freeze_one(self, shard: ShardId, grant: Grant, now: float) -> tuple[list[Part], dict[ShardId, Want]]:
+        """The part of one shard alone, which asks its purse for money, and what it would like to claim with that."""
+        owned = self.owned[shard]
+        part = replace(self._part(owned, now), grant=grant)
+        results = self.results.pop(shard, [])
+        self.count -= len(results)
+        self.size -= sum(result.size for result in results)
+        for held in (self.robots, self.sources, self.kept):
+            held.pop(shard, None)
+        room = self.room() if grant.cost else 0
+        want = Want(room, self._per_host(room), self._busy(shard, now), after_host=owned.round, costs=self.costs, day=self.day)
+        return [part], {shard: want} if room else {}
 
     def _part(self, owned: Owned, now: float, kind: Kind = Kind.WORK) -> Part:
         shard = owned.shard
@@ -195,7 +219,7 @@ class Committer:
         part = Part(
             job=self.job, shard=shard, owner=self.owner, epoch=owned.epoch, n=owned.watermark + 1, kind=kind,
             results=tuple(self.results.get(shard, ())), hosts=self.hand.rows(shard, now), robots=tuple(self.robots.get(shard, ())),
-            sources=(move,) if move else (), verified=owned.verified_to, code=self.code,
+            sources=(move,) if move else (), kept=tuple(self.kept.get(shard, ())), verified=owned.verified_to, code=self.code,
         )  # fmt: skip
         owned.poked, owned.verified_to = False, 0
         return part
@@ -203,7 +227,7 @@ class Committer:
     def release(self, now: float) -> list[Part]:
         """The last part of each shard: what is held commits, and the shard is given up."""
         parts = [self._part(owned, now, Kind.RELEASE) for owned in sorted(self.owned.values(), key=lambda o: o.shard)]
-        self.results, self.robots, self.sources = {}, {}, {}
+        self.results, self.robots, self.sources, self.kept = {}, {}, {}, {}
         self.count = self.size = 0
         return parts
 
@@ -219,7 +243,9 @@ class Committer:
                 break
             tasks = min(each, room)
             room -= tasks
-            wants[owned.shard] = Want(tasks, per_host=self._per_host(tasks), busy=self._busy(owned.shard, now), after_host=owned.round)
+            wants[owned.shard] = Want(
+                tasks, self._per_host(tasks), self._busy(owned.shard, now), after_host=owned.round, costs=self.costs, day=self.day
+            )
         return wants
 
     def _per_host(self, tasks: int) -> int:
@@ -261,6 +287,7 @@ class Committer:
         if want is None:
             owned.is_ready = owned.is_ready or bool(done.revisited)
             return
+        owned.is_short = owned.shard in done.unpaid
         owned.round = done.rounds.get(owned.shard, LOWEST_HOST)
         got = sum(claim.shard == owned.shard for claim in done.claims)
         owned.is_ready = (got >= want.tasks and not want.solo) or bool(done.revisited)

@@ -13,16 +13,28 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from limpet.batch import Claim, HostRow
+from limpet import policy
+from limpet.batch import Claim, HostRow, Result
 
 #: Hosts without claims, requests or a pause that are remembered: the memory of a broad crawl stays flat.
 IDLE_HOSTS_MAX = 20_000
+
+#: Calls of one of our own hosts at once: more than `concurrency` ever lets run.
+CALLS_MAX = 2**31
 
 #: A host's delay is doubled for each failure in a row, up to this factor.
 ERROR_FACTOR_MAX = 16
 
 #: Seconds that a host waits at least after its n-th failure in a row, times n squared: errors only slow down.
 ERROR_WAIT_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """An ended try of which it is not known yet whether its page or its host is to blame; see outage.py."""
+
+    result: Result  # what it ended in, if it was the page
+    at_s: float
 
 
 @dataclass(slots=True)
@@ -39,14 +51,29 @@ class Host:
     held: str = ""  # why a person has paused it: nothing is started until they let it go on
     active: int = 0
     errors: int = 0
+    away_ms: int = 0  # since when the host itself is away, in milliseconds since 1970; 0 while it is not
+    away_s: float = 0.0  # when that was noticed, on the hand's clock
+    has_answered: bool = False  # to this worker, or to one before it
     lined_up: bool = False  # stands in the line, or its timer is set
     changed: bool = False  # since it was last committed
     claims: deque[Claim] = field(default_factory=deque)
+    doubts: list[Doubt] = field(default_factory=list)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing claimed, nothing running."""
-        return not self.claims and not self.active
+        """Nothing claimed, nothing running, nothing in doubt."""
+        return not self.claims and not self.active and not self.doubts
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more may start beside what runs: one task alone asks whether a host that is away is back."""
+        return self.active >= (1 if self.away_ms else self.slots)
+
+    @property
+    def group(self) -> str:
+        """What is away together: a host, or all the hosts of ours on which one handler's calls lie (`serp+00` to `serp+63`)."""
+        name, plus, bucket = self.authority.rpartition("+")
+        return name if plus and len(bucket) == 2 and bucket.isdigit() else self.authority
 
 
 class Hand:
@@ -61,6 +88,9 @@ class Hand:
         self.hosts: dict[int, Host] = {}
         self.unstarted = 0
         self.running = 0
+        self.in_doubt = 0
+        self.away: dict[int, Host] = {}
+        self.started: dict[int, float] = {}  # running task -> since when
 
     # -- claims come in and go out ---------------------------------------------------------
 
@@ -71,11 +101,16 @@ class Hand:
     def _met(self, host_id: int, authority: str, shard: int, now: float) -> Host:
         if len(self.hosts) >= IDLE_HOSTS_MAX:
             self._forget_idle(now)
-        loopback = is_loopback(authority)
-        delay_s = (0.0 if loopback else 1.0) if self._delay_s < 0 else self._delay_s
-        slots = self._slots or (self._slots_with_delay if delay_s > 0 else 8)
+        delay_s, slots = self._pace_of(authority)
         host = self.hosts[host_id] = Host(host_id, authority, shard, delay_s, slots, now)
         return host
+
+    def _pace_of(self, authority: str) -> tuple[float, int]:
+        """Delay and slots of a host. One of ours, on which calls lie, has no pace: the provider that they ask has (keyed.py)."""
+        if "+" in authority:
+            return 0.0, CALLS_MAX
+        delay_s = (0.0 if is_loopback(authority) else 1.0) if self._delay_s < 0 else self._delay_s
+        return delay_s, self._slots or (self._slots_with_delay if delay_s > 0 else 8)
 
     def add(self, claims: Iterable[Claim], now: float) -> None:
         """Take claims into the hand, in their order."""
@@ -91,7 +126,7 @@ class Hand:
         while self._line:
             host = self._line.popleft()
             host.lined_up = False
-            if not host.claims or host.active >= host.slots or host.held:
+            if not host.claims or host.is_full or host.held:
                 continue
             if host.next_s > now:
                 self._line_up(host, now)
@@ -100,6 +135,7 @@ class Hand:
             host.active += 1
             self.unstarted -= 1
             self.running += 1
+            self.started[claim.id] = now
             self._line_up(host, now)
             return claim
         return None
@@ -109,14 +145,15 @@ class Hand:
         host = self.hosts[claim.host]
         host.active -= 1
         self.running -= 1
-        host.errors = host.errors + 1 if failed else 0
+        self.started.pop(claim.id, None)
+        host.errors = host.errors + 1 if failed or host.away_ms else 0
         self.answered(host, now)
         self._line_up(host, now)
 
     def answered(self, host: Host, now: float) -> None:
         """An answer of this host has ended; the next request waits for its delay."""
         wait_s = host.delay_s
-        if host.errors:
+        if host.errors and not host.away_ms:
             wait_s = max(
                 wait_s * min(2**host.errors, ERROR_FACTOR_MAX),
                 ERROR_WAIT_S * min(host.errors, 20) ** 2 if host.errors > 3 else 0.0,
@@ -124,7 +161,7 @@ class Hand:
         if wait_s:
             host.next_s = max(host.next_s, now + wait_s)
             host.changed = True
-        if host.pause and host.next_s <= now + wait_s:
+        if host.pause and not host.away_ms and host.next_s <= now + wait_s:
             host.pause = ""
             host.changed = True
 
@@ -147,6 +184,8 @@ class Hand:
         host = self.hosts.get(host_id) or self._met(host_id, authority, shard, now)
         host.held = held
         if not held:
+            if host.away_ms:  # whoever lets it go on knows that it is back: ask it now
+                host.next_s, host.changed = now, True
             self._line_up(host, now)
             return []
         back = list(host.claims)
@@ -168,7 +207,38 @@ class Hand:
                 back += host.claims
                 host.claims.clear()
         self.unstarted -= len(back)
+        for host in self.hosts.values() if self.in_doubt else ():
+            if shard is None or host.shard == shard:
+                back += [doubt.result.claim for doubt in host.doubts]
+                self.resolve(host, list(host.doubts))
         return back
+
+    # -- a host that may be away -----------------------------------------------------------
+
+    def doubt(self, host: Host, doubt: Doubt) -> None:
+        """Keep an ended try until it is known who is to blame."""
+        host.doubts.append(doubt)
+        self.in_doubt += 1
+
+    def resolve(self, host: Host, doubts: Iterable[Doubt]) -> None:
+        """These are known now, or of no interest any more."""
+        for doubt in doubts:
+            host.doubts.remove(doubt)
+            self.in_doubt -= 1
+
+    def leave_alone(self, host: Host, since_ms: int, now: float, until_s: float, reason: str) -> list[Claim]:
+        """The host is away: nothing starts before `until_s`, and then one task at a time; its unstarted claims, to be given back."""
+        if not host.away_ms:
+            host.away_ms, host.away_s = since_ms, now
+        self.away[host.id] = host
+        return self.pause(host, until_s, reason)
+
+    def is_back(self, host: Host, now: float) -> None:
+        """The host has answered: its pace is what it was."""
+        host.away_ms, host.away_s, host.pause, host.errors = 0, 0.0, "", 0
+        host.next_s, host.changed = min(host.next_s, now + host.delay_s), True
+        self.away.pop(host.id, None)
+        self._line_up(host, now)
 
     # -- what the worker asks --------------------------------------------------------------
 
@@ -179,12 +249,14 @@ class Hand:
     def startable(self, now: float) -> bool:
         """Whether something may start now."""
         self._ring(now)
-        return any(h.claims and h.active < h.slots and h.next_s <= now and not h.held for h in self._line)
+        return any(h.claims and not h.is_full and h.next_s <= now and not h.held for h in self._line)
 
     def may_take(self, host: Host, now: float, horizon_s: float) -> int:
         """How many further tasks of this host its pace lets start within the horizon."""
         if host.held or host.next_s > now + horizon_s:
             return 0
+        if host.away_ms:
+            return max(0, 1 - len(host.claims) - host.active)
         if host.delay_s <= 0:
             return 2**31
         return max(0, int((now + horizon_s - max(now, host.next_s)) / host.delay_s) + 1 - len(host.claims))
@@ -208,11 +280,15 @@ class Hand:
         self, host_id: int, authority: str, shard: int, *, delay_s: float, wait_s: float, pause: str, errors: int, held: str, now: float
     ) -> None:
         """Bring back a committed pace. After a take-over a host waits one full delay first."""
-        loopback = is_loopback(authority)
-        own = (0.0 if loopback else 1.0) if self._delay_s < 0 else self._delay_s
+        own, slots = self._pace_of(authority)
+        if delay_s > own and not self._slots:
+            slots = self._slots_with_delay
         delay_s = max(delay_s, own)
-        slots = self._slots or (self._slots_with_delay if delay_s > 0 else 8)
-        self.hosts[host_id] = Host(host_id, authority, shard, delay_s, slots, now + max(wait_s, delay_s), pause, held, errors=errors)
+        host = Host(host_id, authority, shard, delay_s, slots, now + max(wait_s, delay_s), pause, held, errors=errors)
+        self.hosts[host_id] = host
+        if since_ms := policy.outage_since_ms(pause):
+            host.away_ms, host.away_s = since_ms, now
+            self.away[host_id] = host
 
     def holds(self, shard: int) -> bool:
         """Whether anything of a shard is claimed or running."""
@@ -231,7 +307,7 @@ class Hand:
     # -- inside ----------------------------------------------------------------------------
 
     def _line_up(self, host: Host, now: float) -> None:
-        if host.lined_up or not host.claims or host.active >= host.slots or host.held:
+        if host.lined_up or not host.claims or host.is_full or host.held:
             return
         host.lined_up = True
         if host.next_s > now:
@@ -248,7 +324,7 @@ class Hand:
                 self._line_up(host, now)
 
     def _forget_idle(self, now: float) -> None:
-        self.hosts = {i: h for i, h in self.hosts.items() if not h.is_idle or h.changed or h.held or h.next_s > now}
+        self.hosts = {i: h for i, h in self.hosts.items() if not h.is_idle or h.changed or h.held or h.away_ms or h.next_s > now}
 
 
 def is_loopback(authority: str) -> bool:

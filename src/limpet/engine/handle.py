@@ -26,7 +26,7 @@ from limpet.engine.routes import Handler
 from limpet.engine.threads import HandlersStuck, HandlerThreads
 from limpet.engine.tx import Tx
 from limpet.engine.watchdog import HandlerTimeout, Watchdog
-from limpet.errors import Blocked, Dead, FetchError, HandlerOutcome, OwnershipLost, Retry, Skip, StoreError, UsageError
+from limpet.errors import Blocked, Dead, FetchError, HandlerOutcome, HostPaused, OwnershipLost, Retry, Skip, StoreError, UsageError
 from limpet.fetch.page import Page
 from limpet.task import Outcome
 
@@ -98,7 +98,7 @@ DONE = Ending(How.DONE)
 
 async def handle(
     handler: Handler,
-    page: Page,
+    page: Page | None,
     tx: Tx,
     captures: Mapping[str, object],
     *,
@@ -151,13 +151,15 @@ def ending_of(error: BaseException) -> Ending:
         case Retry():
             return Ending(How.RETRY, _reason(error.reason, "retry"), after_s=_seconds(error.after_s))
         case Blocked():
-            return Ending(How.BLOCKED, _reason(error.reason, "blocked"), after_s=_seconds(error.after_s))
+            return Ending(How.BLOCKED, _reason(error.reason, "blocked"), after_s=_seconds(error.after_s), error=error)
         case Skip():
             return Ending(How.SKIP, _reason(error.reason, "skipped by its handler"))
         case Dead() | HandlerOutcome():
             return Ending(How.DEAD, _reason(getattr(error, "reason", ""), "given up by its handler"), _detail(error))
         case FetchError():
             return Ending(How.FAILED, _reason(error.kind, "fetch"), _detail(error), _seconds(error.retry_after_s), error)
+        case HostPaused():
+            return Ending(How.RELEASED, "its host paused", after_s=_seconds(error.after_s), error=error)
         case HandlerTimeout():
             return Ending(How.TIMED_OUT, "handler_timeout", _detail(error), error=error)
         case StoreError() | OwnershipLost() | MemoryError() | asyncio.CancelledError():
@@ -191,7 +193,7 @@ def _driven(coroutine: Any, alarm: _Alarm, tx: Tx, watchdog: Watchdog | None) ->
         raise
 
 
-def _marked(handler: Handler, page: Page, tx: Tx, captures: Mapping[str, object], watchdog: Watchdog | None) -> object:
+def _marked(handler: Handler, page: Page | None, tx: Tx, captures: Mapping[str, object], watchdog: Watchdog | None) -> object:
     """Call a handler that is not async in the loop: one step."""
     if watchdog is None:
         return handler.start(page, tx, captures)

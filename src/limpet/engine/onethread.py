@@ -7,9 +7,22 @@ waits for it, and close() waits for it too.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from limpet.errors import StoreBusy
+
+log = logging.getLogger("limpet.store")
+
+#: Seconds that a database which is busy with others is asked again, as long as a commit asks; then the caller decides.
+BUSY_S = 20.0
+#: Seconds between two of these asks, doubled up to the second number.
+BUSY_WAIT_S, BUSY_WAIT_MAX_S = 0.02, 0.5
+#: Seconds of such a wait after which a person is told.
+TELL_S = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +38,22 @@ class OneThread:
         """The result of a call, made on the thread; shielded from cancellation."""
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(self._pool, lambda: function(*args, **kwargs)))
+
+    async def call_when_free(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same of a whole transaction, again and again while others keep the database busy; StoreBusy where that takes too long."""
+        began, wait_s, is_told = time.monotonic(), BUSY_WAIT_S, False
+        while True:
+            try:
+                return await self.call(function, *args, **kwargs)
+            except StoreBusy as error:
+                waited_s = time.monotonic() - began
+                if waited_s > BUSY_S:
+                    raise
+                if waited_s > TELL_S and not is_told:
+                    is_told = True
+                    log.warning("the database is busy, waiting up to %g s: %s", BUSY_S, error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, BUSY_WAIT_MAX_S)
 
     def close(self) -> None:
         """Wait for the last call, and end the thread."""

@@ -86,7 +86,7 @@ def verdict(ended: Sequence[Ended], *, stops: int, pages_done: int, pages_max: i
         return EXIT_STOPPED, "stopped; run the same command again to go on"
     if pages_max and pages_done >= pages_max:
         return EXIT_LIMIT, f"the page limit of {pages_max} is reached; run with a larger --max-pages to go on"
-    for code in (EXIT_INTERNAL, EXIT_USAGE, EXIT_STALLED):
+    for code in (EXIT_INTERNAL, EXIT_USAGE, EXIT_STALLED, EXIT_LIMIT):
         for one in ended:
             if one.exit_code == code:
                 return code, one.message or "a worker ended so, and did not say why"

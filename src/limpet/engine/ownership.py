@@ -7,8 +7,9 @@ what is not yet proved of it has been.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from limpet.batch import Claim, Result
 from limpet.engine.committer import Committer, Owned
@@ -16,13 +17,20 @@ from limpet.engine.hand import Hand
 from limpet.engine.heart import Heart
 from limpet.engine.onethread import OneThread
 from limpet.engine.tally import Tally
-from limpet.errors import InvariantBroken
-from limpet.store import lease
+from limpet.errors import InvariantBroken, StoreBusy
+from limpet.store import alerts, lease
 from limpet.store.commit import Committed
 from limpet.store.jobs import Job
 from limpet.store.opening import Store
 from limpet.store.verify import verify_shard
 from limpet.task import Outcome, ShardId
+
+log = logging.getLogger("limpet.worker")
+
+#: Seconds that shards may be free and not to be had, since others keep the database busy; then somebody is told.
+BUSY_S = 20.0
+#: A shard that another session holds is let alone for so many times as long as it was waited for: the loop stands still meanwhile.
+HELD_FACTOR = 4.0
 
 
 @dataclass(slots=True)
@@ -42,10 +50,19 @@ class Ownership:
     code: bytes
     clock: Callable[[], float]
     has_taken: bool = False  # since the worker last looked at the sources
+    _busy_s: float | None = None  # since when a free shard cannot be taken, as the database is busy
+    _held: dict[ShardId, float] = field(default_factory=dict)  # shards that another session holds -> when to try again
 
     async def take_free(self) -> str:
-        """Take over every shard without a living owner, proving what is not yet proved before its first claim; why it has none."""
+        """Take over every shard without a living owner, proving what is not yet proved before its first claim; why it has none.
+
+        A shard that another session holds is tried again later: what this worker has goes on.
+        """
+        had = dict(self.store.acknowledged)  # before the rows are read: what commits meanwhile is no loss
         rows = await self.reading.call(lease.shards, self.reader.db, self.job.id)
+        if gone := self._gone_back(had, rows):
+            await self.desk.call(self.store.known.clear)
+            await self.desk.call_when_free(alerts.raise_went_back, self.store.db, self.job, gone)
         fair = await self._fair_share()
         others = 0
         for row in rows:
@@ -56,7 +73,14 @@ class Ownership:
                 continue
             if len(self.committer.owned) >= fair:
                 continue  # another worker has too few: it takes this one
-            taken = await self.desk.call(self.store.take_over, row, self.me, self.code)
+            began = self.clock()
+            if self._held.get(row.shard, began) > began:
+                continue
+            try:
+                taken = await self.desk.call(self.store.take_over, row, self.me, self.code)
+            except StoreBusy as error:
+                return self._busy(row.shard, began, error)
+            self._held.pop(row.shard, None)
             if taken is None:
                 continue
             self.tally.lost += taken.lost
@@ -68,6 +92,31 @@ class Ownership:
             owned.verified_to = taken.watermark
             self.has_taken = True
         return f"another worker has the job: {others} shards" if others and not self.committer.owned else ""
+
+    def _gone_back(self, had: Mapping[ShardId, int], rows: Sequence[lease.ShardRow]) -> int:
+        """How many batches that the database had acknowledged it no longer has; said once."""
+        found = {row.shard: row.watermark for row in rows}
+        lost = {shard: n - found.get(shard, 0) for shard, n in had.items() if found.get(shard, 0) < n}
+        if lost:
+            log.error(
+                "the database went back: %d acknowledged batches of %d shards are gone (a replica that lagged, or a backup?);"
+                " their pages are collected again", sum(lost.values()), len(lost),
+            )  # fmt: skip
+            for shard in lost:
+                self.store.acknowledged.pop(shard, None)
+        return sum(lost.values())
+
+    def _busy(self, shard: ShardId, began: float, error: StoreBusy) -> str:
+        """Why nothing more was taken. A file that stays locked raises the error; one shard of a server is no reason to drop the others."""
+        now = self.clock()
+        self._busy_s = began if self._busy_s is None or not self._held else self._busy_s
+        self._held[shard] = now + HELD_FACTOR * (now - began)
+        if now - self._busy_s > BUSY_S:
+            if self.store.db.name == "sqlite":
+                raise error
+            log.warning("shard %d cannot be taken over, as another session holds it: %s", shard, error)
+            self._busy_s = now
+        return str(error)
 
     async def _fair_share(self) -> int:
         """Shards of a worker, where all that live have the same number, rounded up."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from urllib.parse import quote, unquote, unquote_to_bytes
 
+from limpet.engine.calls import CallSchema
 from limpet.errors import UsageError
 from limpet.scope import host_of
 from limpet.url_tables import host_glob
@@ -71,11 +72,12 @@ class Handler:
     is_async: bool
     takes: frozenset[str]
     needs: frozenset[str]  # captures without a default
+    schema: CallSchema | None = None  # of a handler of calls, which takes no pages
 
     def start(self, page: object, tx: object, captures: Mapping[str, object]) -> object:
         """Call the function; a coroutine where it is asynchronous."""
         arguments = dict(captures)
-        if "page" in self.takes:
+        if "page" in self.takes and self.schema is None:
             arguments["page"] = page
         if "tx" in self.takes:
             arguments["tx"] = tx
@@ -148,10 +150,10 @@ def handler_of(function: Callable[..., object]) -> Handler:
     return Handler(function.__name__, function, inspect.iscoroutinefunction(function), frozenset(takes), frozenset(needs))
 
 
-def annotations_of(function: Callable[..., object]) -> dict[str, object]:
-    """The parameters' annotations, resolved where they can be."""
+def annotations_of(function: Callable[..., object], *, extras: bool = False) -> dict[str, object]:
+    """The parameters' annotations, resolved where they can be; with `extras`, what `Annotated` adds stays."""
     try:
-        return typing.get_type_hints(function)
+        return typing.get_type_hints(function, include_extras=extras)
     except Exception:  # a name that only a type checker sees; what it leaves as text is judged as text
         if sys.version_info >= (3, 14):  # annotations are made when they are asked for, and fail then
             import annotationlib

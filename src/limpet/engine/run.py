@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from limpet.engine.alerting import Alarms
+from limpet.engine.asking import Asking
 from limpet.engine.attempt import Lookups, Tries
 from limpet.engine.contact import USER_AGENT, missing_contact
+from limpet.engine.ends import End
 from limpet.engine.hand import Hand
 from limpet.engine.heart import boottime_s
 from limpet.engine.links import Linker
 from limpet.engine.load import code_of
 from limpet.engine.onethread import OneThread, Together
-from limpet.engine.oversight import Crew, Gauge, verdict
+from limpet.engine.oversight import Crew, Ended, Gauge, verdict
+from limpet.engine.paying import budget_micro
 from limpet.engine.report import (
     EXIT_COMPLETE,
     EXIT_DEAD,
@@ -40,9 +42,10 @@ from limpet.engine.spider import Spider, table_name
 from limpet.engine.stopping import Stopping
 from limpet.engine.tally import Tally
 from limpet.engine.threads import HandlerThreads
+from limpet.engine.tuning import tuned
 from limpet.engine.tx import Terms
 from limpet.engine.watchdog import Watchdog
-from limpet.engine.worker import End, Worker
+from limpet.engine.worker import Worker
 from limpet.errors import StoreError, StoreUnavailable, UrlRejected
 from limpet.fetch.http import Client
 from limpet.fetch.robots import product_token
@@ -52,6 +55,7 @@ from limpet.store import jobs, standing
 from limpet.store.joining import has_jobs, job_to_join
 from limpet.store.opening import Store, open_store
 from limpet.store.repair import is_mendable
+from limpet.store.shared import move_marks
 from limpet.store.standing import Counts, counts_of
 from limpet.store.verify import is_verified, verify_job
 from limpet.url import Canonical, canonicalise
@@ -60,13 +64,6 @@ log = logging.getLogger("limpet.run")
 
 #: Incarnations that may follow each other without one commit between them: more is no bad luck.
 INCARNATIONS_MAX = 50
-
-#: Seconds between two interpreter lock changes: the store's thread gets its turn five times sooner than by default.
-SWITCH_S = 0.001
-
-#: New objects between two collections of the youngest garbage. A page makes thousands that reference counts free; looking
-#: through them each 700, as is the default, took 5 % of the time, and here finds a few cycles of aiohttp's.
-COLLECT_EVERY = 20_000
 
 
 async def run(
@@ -81,12 +78,13 @@ async def run(
     on_progress: Callable[[Progress], None] | None = None,
     handle_signals: bool = True,
     crew: Crew | None = None,
+    alerts: Sequence[str] = (),
 ) -> Report:
     """Run the job (spider, slot) in the database at `db` until it is complete, or stopped; its report.
 
     `starts` stands in for the spider's own; a job that was begun with others goes on without those. With a
-    `crew`, its processes do the work. Raises UsageError for what the caller must mend, and StoreError where
-    the database cannot be opened.
+    `crew`, its processes do the work. `alerts`: addresses of people to be told (docs/alerts.md). Raises UsageError
+    for what the caller must mend, and StoreError where the database cannot be opened.
     """
     settings = settings or Settings()
     spider.params.update(params or {})
@@ -94,18 +92,14 @@ async def run(
     store: Store | None = None
     reader: Store | None = None
     try:
-        sources = await reading.call(sources_of, spider, starts, starts_from)
+        sources = await reading.call(sources_of, spider, starts, starts_from, slot)
         store = await desk.call(open_store, db, settings=settings)
         sources = await desk.call(wanted, store.db, spider.name, slot, sources)
-        job = await desk.call(store.join, spider=spider.name, slot=slot, profile=spider.profile, sources=sources)
+        job = await desk.call_when_free(store.join, spider=spider.name, slot=slot, profile=spider.profile, sources=sources)
         reader = await reading.call(store.again, readonly=True)
         run_of = await _Run.of(spider, settings, job, store, reader, desk, reading, on_progress)
-        early = await run_of.before()
-        if early is not None:
-            return early
-        return (
-            await run_of.work(handle_signals=handle_signals) if crew is None else await run_of.oversee(crew, handle_signals=handle_signals)
-        )
+        async with Alarms(store, job, alerts) as run_of.alarms:
+            return run_of.alarms.ended(await run_of.whole(crew, handle_signals=handle_signals))
     finally:
         await _close(store, reader, desk, reading)
 
@@ -120,6 +114,7 @@ async def join(
     on_progress: Callable[[Progress], None] | None = None,
     handle_signals: bool = True,
     parent: int | None = None,
+    alerts: Sequence[str] = (),
 ) -> Report:
     """Work on a job that is there, beside whoever else does; the oldest of the spider's that is not finished, or that of a slot.
 
@@ -143,10 +138,9 @@ async def join(
         reader = await reading.call(store.again, readonly=True)
         run_of = await _Run.of(spider, settings, job, store, reader, desk, reading, on_progress)
         run_of.parent, run_of.is_guest = parent, True
-        early = await run_of.before()
-        if early is not None:
-            return early
-        return await run_of.work(handle_signals=handle_signals)
+        async with Alarms(store, job, alerts) as run_of.alarms:
+            report = await run_of.whole(None, handle_signals=handle_signals)
+            return run_of.alarms.ended(report, alone=parent is None and not await run_of.others())
     finally:
         await _close(store, reader, desk, reading)
 
@@ -178,9 +172,11 @@ class _Run:
     tally: Tally = field(default_factory=Tally)
     worker: Worker | None = None
     crew: Crew | None = None
+    alarms: Alarms | None = None
     stopping: Stopping = field(init=False)
     gauge: Gauge = field(init=False)
     is_warned: bool = False  # that whoever asks gives no contact
+    away_s: float | None = None  # since when the database takes nothing
     elsewhere: Counts | None = None  # what the job has beside what this run tallied
     began_s: float = field(default_factory=time.monotonic)
 
@@ -195,6 +191,8 @@ class _Run:
     ) -> _Run:  # fmt: skip
         """A run whose datasets have their tables."""
         tables = {name: table_name(spider.name, name) for name in spider.record_types()}
+        if settings.budget >= 0:
+            await desk.call(store.set_budget, budget_micro(settings.budget))
         await desk.call(store.ensure_datasets, spider.name, {tables[name]: kind for name, kind in spider.record_types().items()})
         return cls(spider, settings, job, store, reader, desk, reading, tables, on_progress)
 
@@ -211,6 +209,13 @@ class _Run:
             if self.crew is not None:  # its workers look after their own connections, and nobody after this one
                 await self.reading.call(self.reader.db.reopen)
             raise
+
+    async def whole(self, crew: Crew | None, *, handle_signals: bool) -> Report:
+        """What there is to say without working, or what the work, here or a crew's, came to."""
+        early = await self.before()
+        if early is not None:
+            return early
+        return await (self.work(handle_signals=handle_signals) if crew is None else self.oversee(crew, handle_signals=handle_signals))
 
     # -- before the work -------------------------------------------------------------------
 
@@ -244,7 +249,7 @@ class _Run:
 
     async def work(self, *, handle_signals: bool) -> Report:
         """Worker after worker, until one ends for another reason than a lost lease."""
-        with _tuned(), self.stopping.listening(to_signals=handle_signals, to_parent=self.parent), self._counting():
+        with tuned(), self.stopping.listening(to_signals=handle_signals, to_parent=self.parent), self._counting():
             async with Client(self.settings, user_agent=self.spider.user_agent or USER_AGENT) as client:
                 with Watchdog(self.settings.handler_timeout_s) as watchdog:
                     threads = HandlerThreads(self.settings.concurrency)
@@ -254,7 +259,16 @@ class _Run:
                     finally:
                         await tries.close()
                         threads.close()
-        return await self._ended(end, why, tries.requests)
+        return await self._patiently(lambda: self._ended(end, why, tries.requests))
+
+    async def _patiently(self, saying: Callable[[], Awaitable[Report]]) -> Report:
+        """What is said in the end, where a server may just be away: it is asked again when it is back."""
+        while True:
+            try:
+                return await saying()
+            except StoreUnavailable as error:
+                if not await self._server_is_back(str(error)):
+                    raise
 
     async def _tries(self, client: Client, watchdog: Watchdog, threads: HandlerThreads) -> Tries:
         linker = Linker(
@@ -262,13 +276,19 @@ class _Run:
             depth_max=self.settings.max_depth,
         )  # fmt: skip
         hand = Hand(delay_s=self.settings.delay_s, slots=self.settings.per_host, slots_with_delay=1)
-        lookups = Lookups(Together(self.reading, self._moved_among).ask, self._robots_of)
-        return Tries(
+        asking = Asking(self.reading, self.reader, self.job)
+        lookups = Lookups(Together(self.reading, asking.moved_among).ask, asking.robots_of, asking.has_worked)
+        terms = Terms.of(self.spider, linker, self.settings, marks=await asking.marks(), read_register=asking.register)
+        tries = Tries(
             spider=self.spider, settings=self.settings, client=client,
-            terms=Terms.of(self.spider, linker, self.settings), tables=self.tables, hand=hand,
+            terms=terms, tables=self.tables, hand=hand,
             lookups=lookups, watchdog=watchdog, threads=threads, clock=boottime_s,
             token=product_token(self.spider.user_agent or USER_AGENT),
         )  # fmt: skip
+        tries.calls.job, tries.calls.read_kept = self.job.name, asking.kept
+        if self.alarms is not None:
+            tries.outages.on_outage = self.alarms.host_is_away
+        return tries
 
     async def _scope(self) -> Scope:
         """The places of all starts that the job's row holds; a file of starts brings no places of its own."""
@@ -279,18 +299,17 @@ class _Run:
                     starts.append(canonicalise(start, self.spider.profile))
         return Scope.of(self.spider.scope, starts, hosts=self.spider.hosts)
 
-    def _moved_among(self, keys: Sequence[bytes]) -> set[bytes]:
-        return standing.moved_among(self.reader.db, self.job.id, keys)
-
-    async def _robots_of(self, origin: str, shard: int) -> tuple[str, int, bytes, float] | None:
-        row = await self.reading.call(self.reader.db.one, "robots_of_origin", job=self.job.id, shard=shard, origin=origin)
-        return None if row is None else (row[0], row[1], bytes(row[2]), row[3] / 1000)
-
     async def _incarnations(self, tries: Tries) -> tuple[End, str]:
         code = code_of(self.spider)
         in_vain = 0
         while True:
-            sources = SourceReader(tries.terms.linker, await self.reading.call(jobs.sources, self.reader.db, self.job.id))
+            try:
+                rows = await self.reading.call(jobs.sources, self.reader.db, self.job.id)
+                sources = SourceReader(tries.terms.linker, rows, self.spider, self.job.slot)
+            except StoreUnavailable as error:
+                if await self._server_is_back(str(error)):
+                    continue
+                return End.UNAVAILABLE, str(error)
             worker = self.worker = Worker(
                 store=self.store, desk=self.desk, reader=self.reader, reading=self.reading, tries=tries, sources=sources,
                 settings=self.settings, code=code, tally=self.tally, on_beat=self._beat,
@@ -298,15 +317,17 @@ class _Run:
             worker.stop_asked = self.stops
             tries.on_robots = worker.keep_robots
             tries.forget_robots()
-            ended_before = self.tally.done + self.tally.skipped + self.tally.failed + self.tally.dead
+            ended_before = self._tasks_ended()
             end = await worker.live()
+            moved_on = self._tasks_ended() > ended_before
+            if moved_on:
+                self.away_s = None
             if end is End.PAUSED and worker.breaker_tripped:
-                await self.desk.call(self.store.pause, worker.why, code)
+                await self.desk.call_when_free(self.store.pause, worker.why, code)
             if end is End.UNAVAILABLE and await self._server_is_back(worker.why):
                 continue
             if end is not End.FENCED:
                 return end, worker.why
-            moved_on = self.tally.done + self.tally.skipped + self.tally.failed + self.tally.dead > ended_before
             in_vain = 0 if moved_on else in_vain + 1
             if in_vain > INCARNATIONS_MAX:
                 return (
@@ -316,13 +337,21 @@ class _Run:
             if self.stops:
                 return End.STOPPED, worker.why
 
+    def _tasks_ended(self) -> int:
+        return self.tally.done + self.tally.skipped + self.tally.failed + self.tally.dead
+
     async def _server_is_back(self, why: str) -> bool:
-        """Wait for a database server that went away, backing off; False where it is a file, or stays away too long."""
+        """Wait for a database server that went away, backing off; False where it is a file, or stays away too long.
+
+        One that lets us in and takes nothing (a full disk, a replica) is away too: its time runs until a task has ended.
+        """
         if self.store.db.name == "sqlite":
             return False
+        if self.away_s is None:
+            self.away_s = time.monotonic()
         log.warning("the database is away, waiting up to %g s: %s", self.settings.outage_s, why)
-        began, wait_s = time.monotonic(), 0.25
-        while not self.stops and time.monotonic() - began < self.settings.outage_s:
+        wait_s = 0.25
+        while not self.stops and time.monotonic() - self.away_s < self.settings.outage_s:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, 10.0)
             try:
@@ -347,7 +376,10 @@ class _Run:
         with self.stopping.listening(to_signals=handle_signals), self._counting():
             ended = await crew.work()
             self.crew = None
-            await self._reconnect()
+        return await self._patiently(lambda: self._overseen(ended))
+
+    async def _overseen(self, ended: Sequence[Ended]) -> Report:
+        await self._reconnect()
         requests = sum(one.requests for one in ended)
         self.job = await self.reading.call(jobs.read, self.reader.db, self.job.id)
         found = await self.reading.call(standing.standing, self.reader.db, self.job.id)
@@ -362,12 +394,8 @@ class _Run:
 
     async def _reconnect(self) -> None:
         """New connections, as these were idle for as long as the crew worked: a server may have ended them, or itself."""
-        try:
-            await self.desk.call(self.store.db.reopen)
-            await self.reading.call(self.reader.db.reopen)
-        except StoreUnavailable as error:
-            if not await self._server_is_back(str(error)):
-                raise
+        await self.desk.call(self.store.db.reopen)
+        await self.reading.call(self.reader.db.reopen)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -424,6 +452,7 @@ class _Run:
         messages = {
             End.STOPPED: (EXIT_STOPPED, "stopped; run the same command again to go on"),
             End.PAGE_LIMIT: (EXIT_LIMIT, f"{why}; run with a larger --max-pages to go on"),
+            End.BUDGET: (EXIT_LIMIT, f"{why}; what is left waits: run with a larger --budget to go on"),
             End.NOTHING: (EXIT_NOTHING, "nothing to do: none of the starts is a page"),
             End.PAUSED: (EXIT_STALLED, f"the job is paused: {why.removeprefix('paused: ')}"),
             End.STALLED: (EXIT_STALLED, why),
@@ -436,8 +465,13 @@ class _Run:
         """Prove the whole job; complete only where the proof holds."""
         if self.parent is not None:
             return await self.report(EXIT_COMPLETE, "complete", requests)
-        if self.is_guest and await self._others():
+        if self.is_guest and await self.others():
             return await self.report(EXIT_COMPLETE, "complete; the last of its workers proves it", requests)
+        for moved in await self.desk.call(move_marks, self.store.db, self.job):
+            if moved.held_back:
+                log.warning("mark %s stays where it is: dead letters of its handlers: %d; see `limpet dead`", moved.name, moved.held_back)
+            if moved.gap:
+                log.warning("mark %s: a gap: %s", moved.name, moved.gap)
         proof = await self.desk.call(verify_job, self.store, self.job)
         if not proof.ok:
             first = proof.findings[0]
@@ -449,7 +483,7 @@ class _Run:
             return replace(report, exit_code=EXIT_DEAD, message=f"complete and verified, with {letters}: see `limpet dead`")
         return report
 
-    async def _others(self) -> int:
+    async def others(self) -> int:
         """How many workers of the job are there yet."""
         row = await self.reading.call(self.reader.db.one, "count_workers", job=self.job.id)
         return int(row[0]) if row else 0
@@ -461,16 +495,3 @@ class _Run:
             exit_code, message, self.job.name, done=counts.done, skipped=counts.skipped, dead=counts.dead, pending=counts.open,
             records=counts.records, requests=requests, seconds=round(time.monotonic() - self.began_s, 3), verified=verified,
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _tuned() -> Iterator[None]:
-    """The interpreter as a crawl needs it, and afterwards as it was."""
-    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(SWITCH_S)
-    gc.set_threshold(max(COLLECT_EVERY, thresholds[0]) if thresholds[0] else 0, *thresholds[1:])
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-        gc.set_threshold(*thresholds)

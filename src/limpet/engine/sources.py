@@ -7,14 +7,19 @@ URL is left out, with its line named.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from limpet.batch import DIGEST_BYTES, Link, SourceMove, canonical_json, digest
+from limpet.engine.calls import Call, Start
+from limpet.engine.csvfile import Csv, arguments_of
 from limpet.engine.links import Linker
 from limpet.engine.request import Request
 from limpet.engine.spider import Spider
@@ -32,12 +37,15 @@ LINES_MAX = 5000
 #: Starts that are kept in the database itself; more of them belong in a file.
 INLINE_MAX = 10_000
 
+#: Seconds that one piece of a start generator may take: a commit waits for it.
+GENERATE_S = 0.5
+
 #: Bytes of one line of a source: a longer one is no URL.
 LINE_BYTES_MAX = 65_536
 
 
-def sources_of(spider: Spider, starts: Sequence[str] | None, starts_from: str | None) -> list[Source]:
-    """What a caller gives, or else the spider's own starts; UsageError for one that is no URL."""
+def sources_of(spider: Spider, starts: Sequence[str] | None, starts_from: str | None, slot: str = "") -> list[Source]:
+    """What a caller gives, or else the spider's own starts and generators; UsageError for one that is no URL."""
     found = []
     own = starts is None and starts_from is None
     listed = list(spider.starts if own else starts or ())
@@ -50,7 +58,26 @@ def sources_of(spider: Spider, starts: Sequence[str] | None, starts_from: str | 
         found.append(source_of_list(listed, "list" if own else "given"))
     if starts_from is not None:
         found.append(source_of_file(starts_from))
+    if own:
+        found += [source_of_generator(function, Start(slot, spider.params)) for function in spider.generators]
     return found
+
+
+def source_of_generator(function: Callable[..., object], start: Start) -> Source:
+    """A source of a start generator: other code, parameters or slot are another source, in which known tasks vanish."""
+    code = getattr(function, "__code__", None)
+    body = code.co_code + repr(code.co_consts).encode() if code is not None else b""
+    payload = canonical_json({"generator": getattr(function, "__name__", ""), "params": dict(start.params), "slot": start.slot})
+    return Source("generator", digest(payload.encode(), body), payload=payload)
+
+
+def source_of_csv(path: str, handler: str, shared: Mapping[str, str]) -> Source:
+    """A source of a CSV file whose rows, with what they share, are calls of a handler; UsageError where it cannot be read."""
+    payload = canonical_json({"task": handler, "shared": dict(shared)})
+    try:
+        return Source("csv", digest(payload.encode(), digest_of_file(path)), payload, os.path.abspath(path), socket.gethostname())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 def wanted(db: Database, spider: str, slot: str, found: list[Source]) -> list[Source]:
@@ -59,7 +86,8 @@ def wanted(db: Database, spider: str, slot: str, found: list[Source]) -> list[So
     if job is None:
         return found
     kinds = {row.kind for row in jobs.sources(db, job.id)}
-    return [source for source in found if source.kind != "list" or "list" in kinds or not kinds]
+    own = {"list", "generator"}
+    return [source for source in found if source.kind not in own or own & kinds or kinds <= {"csv"}]
 
 
 def source_of_list(starts: Sequence[str], kind: str = "list") -> Source:
@@ -92,8 +120,12 @@ def digest_of_file(path: str) -> bytes:
 class SourceReader:
     """Reads the open sources of a job, one after the other."""
 
-    def __init__(self, linker: Linker, rows: Iterable[SourceRow]) -> None:
+    def __init__(self, linker: Linker, rows: Iterable[SourceRow], spider: Spider, slot: str = "") -> None:
         self._linker = linker
+        self.spider = spider
+        self.start = Start(slot, spider.params)
+        self._running: dict[int, tuple[Any, int]] = {}  # source -> its generator, and how much of it was read
+        self._tables: dict[int, Csv] = {}
         self._open = [row for row in rows if not row.closed]
         self._checked: set[int] = set()
         self.rejected = 0
@@ -111,9 +143,61 @@ class SourceReader:
         """The source that is read next."""
         return self._open[0]
 
+    def is_generator(self) -> bool:
+        """Whether the next one is a start generator, which `generate` reads."""
+        return self._open[0].kind == "generator"
+
+    async def generate(self) -> SourceMove:
+        """The next tasks that a start generator yields. It is begun anew after a restart, and what it had yielded is passed over.
+
+        One that this spider no longer has, or has with other code, parameters or slot, is closed. UsageError says what it raised,
+        or yielded that is no task.
+        """
+        row = self._open[0]
+        if row.source not in self._running:
+            known = {source_of_generator(function, self.start).digest: function for function in self.spider.generators}
+            if row.digest not in known:
+                return SourceMove(row.source, row.position, row.position, closed=True)
+            function = known[row.digest]
+            takes_start = bool(inspect.signature(function).parameters)
+            self._running[row.source] = (function(self.start) if takes_start else function()), 0
+        generator, position = self._running.pop(row.source)
+        links: dict[bytes, Link] = {}
+        until_s = time.monotonic() + GENERATE_S
+        closed, wanted = False, row.position + LINES_MAX
+        while position < wanted and (position <= row.position or time.monotonic() < until_s):
+            try:
+                item = await anext(generator)
+            except StopAsyncIteration:
+                closed = True
+                break
+            except Exception as error:
+                raise UsageError(f"the start {_name_in(row)} of spider {self.spider.name}: {type(error).__name__}: {error}") from error
+            position += 1
+            if position > row.position:
+                link = self._link_of(row, position, item)
+                links.setdefault(link.key, link)
+        if not closed:
+            self._running[row.source] = generator, position
+        return SourceMove(row.source, row.position, max(position, row.position), closed, tuple(links.values()))
+
+    def _link_of(self, row: SourceRow, position: int, item: object) -> Link:
+        try:
+            if isinstance(item, Call):
+                return self.spider.schema(item.handler).link(item.arguments, shards=self._linker.shards, priority=item.priority)
+            if isinstance(item, (str, Request)):
+                return self._linker.asked(item if isinstance(item, Request) else Request(item))
+        except (UrlRejected, UsageError) as error:
+            raise UsageError(f"the start {_name_in(row)} of spider {self.spider.name}, item {position}: {error}") from error
+        raise UsageError(
+            f"the start {_name_in(row)} of spider {self.spider.name}, item {position}: {item!r}; expected a URL, a Request or a call"
+        )
+
     def read(self) -> SourceMove:
         """The next lines of the first open source, as tasks; the caller commits the move."""
         row = self._open[0]
+        if row.kind == "csv":
+            return self._read_csv(row)
         lines, after, closed = self._lines_of_list(row) if row.kind in ("list", "given") else self._lines_of_file(row)
         links: dict[bytes, Link] = {}
         for number, line in lines:
@@ -135,6 +219,26 @@ class SourceReader:
             self.rejected += 1
             log.warning("%s, at %d: %r is no start: %s", row.place or "starts", number, line[:200], error)
             return None
+
+    def _read_csv(self, row: SourceRow) -> SourceMove:
+        """The next rows of a CSV file, as calls; a row that is none is said, counted and passed over."""
+        if row.source not in self._tables:
+            self._check(row)
+            self._tables[row.source] = Csv.at(row.place)
+        said = json.loads(row.payload)
+        schema = self.spider.schema(str(said["task"]))
+        table = self._tables[row.source]
+        rows, after, closed = table.read(row.position, LINES_MAX)
+        links: dict[bytes, Link] = {}
+        for number, fields in rows:
+            try:
+                link = schema.link(arguments_of(schema, {**said["shared"], **fields}), shards=self._linker.shards)
+            except UsageError as error:
+                self.rejected += 1
+                log.warning("%s, row at byte %d: %s", row.place, number, error)
+                continue
+            links.setdefault(link.key, link)
+        return SourceMove(row.source, row.position, after, closed, tuple(links.values()))
 
     def _lines_of_list(self, row: SourceRow) -> tuple[list[tuple[int, str]], int, bool]:
         starts = json.loads(row.payload)
@@ -165,6 +269,8 @@ class SourceReader:
             raise UsageError(f"the starts in {row.place} lie on {row.host}: run a worker there, or give the same file again with --from")
         try:
             found = digest_of_file(row.place)
+            if row.kind == "csv":
+                found = digest(row.payload.encode(), found)
         except OSError as error:
             raise UsageError(f"cannot read the starts in {row.place}: {error.strerror}; give the same file again with --from") from error
         if found != row.digest:
@@ -172,3 +278,7 @@ class SourceReader:
                 f"{row.place} has changed since the job began: put the old file back, or give the new one with --from as a further source"
             )
         self._checked.add(row.source)
+
+
+def _name_in(row: SourceRow) -> str:
+    return str(json.loads(row.payload)["generator"])

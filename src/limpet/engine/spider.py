@@ -10,11 +10,13 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+from limpet.engine.calls import CallSchema, Tariff, schema_of
 from limpet.engine.routes import (
     Handler,
     Pattern,
@@ -27,6 +29,7 @@ from limpet.engine.routes import (
 )
 from limpet.errors import UsageError
 from limpet.record import RecordType, record_type
+from limpet.schedule import Schedule
 from limpet.scope import SCOPES
 from limpet.settings import Settings, documented
 from limpet.url import KeyProfile, SiteRule
@@ -43,6 +46,7 @@ TABLE_CHARS_MAX = 63
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
 
 HandlerFunction = TypeVar("HandlerFunction", bound=Callable[..., object])
+StartFunction = TypeVar("StartFunction", bound=Callable[..., AsyncIterator[Any]])
 
 
 class Spider:
@@ -77,7 +81,10 @@ class Spider:
         self.profile = KeyProfile.of(key, rules=rules, **key_options)
         self.settings = checked_settings(f"spider {name}", settings)
         self.params: dict[str, str] = {}
+        self.schedule: Schedule | None = None
         self._records = tuple(records)
+        self.generators: list[Callable[..., Any]] = []
+        self.last_words: Handler | None = None
         self._handlers: dict[str, Handler] = {}
         self._routes: list[tuple[Pattern, Handler]] = []
 
@@ -105,6 +112,82 @@ class Spider:
             return function
 
         return register
+
+    def task(
+        self, *, key: str | Sequence[str], cost: object = 0, tariff: Tariff | None = None
+    ) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Make a function the handler of keyed tasks: calls, not URLs. Its signature is their schema; `key` names what tells them apart.
+
+        The function takes its arguments by name, and `http` and `tx`. `cost` is in credits, reserved before each try; `tariff` says
+        what the provider charges for. Tasks come from `tx.enqueue(call(function, ...))`, a start, or `limpet seed`.
+        """
+
+        def register(function: HandlerFunction) -> HandlerFunction:
+            handler = self._handler_of(function)
+            schema = schema_of(function, annotations_of(function, extras=True), key=key, cost=cost, tariff=tariff or Tariff())
+            if "http" in handler.takes and not handler.is_async:
+                raise UsageError(f"{handler.name}() takes http, whose calls are awaited: write `async def {handler.name}`")
+            self._handlers[handler.name] = replace(handler, needs=frozenset(), schema=schema)
+            function.__dict__["__limpet_spiders__"] = (*spiders_of(function), self)
+            return function
+
+        return register
+
+    def start(self, function: StartFunction) -> StartFunction:
+        """Make an async generator a start: it yields URLs, Requests and calls, and goes on where it was when it is run again.
+
+        It takes `start` (`start.slot`, `start.params`) or nothing, and yields the same things in the same order each time.
+        """
+        if not inspect.isasyncgenfunction(function):
+            raise UsageError(f"@{self.name}.start stands above an async generator: `async def` with `yield`; found {function!r}")
+        if any(known.__name__ == function.__name__ for known in self.generators):
+            raise UsageError(f"spider {self.name} has two starts named {function.__name__}")
+        self.generators.append(cast("Callable[..., Any]", function))
+        return cast("StartFunction", function)
+
+    def dead(self, function: HandlerFunction) -> HandlerFunction:
+        """Make a function the handler for final failures: it takes `task` and `tx`, and what it writes commits with the dead state.
+
+        `task` has `text`, `url`, `handler`, `reason`, `detail`, `status`, `tries`, `arguments`. A task that killed its worker has
+        no such call: nobody is there to make it.
+        """
+        if self.last_words is not None:
+            raise UsageError(f"spider {self.name} has two handlers for final failures: {self.last_words.name} and {function.__name__}")
+        handler = handler_of(function)
+        if unknown := handler.takes - {"task", "tx"}:
+            raise UsageError(f"{handler.name}() takes {', '.join(sorted(unknown))}; a handler for final failures takes task and tx")
+        self.last_words = replace(handler, needs=frozenset())
+        return function
+
+    def costs(self) -> dict[str, int]:
+        """Micro-credits of a try, of each handler that costs."""
+        return {name: handler.schema.cost for name, handler in self._handlers.items() if handler.schema and handler.schema.cost}
+
+    def schema(self, name: str) -> CallSchema:
+        """The schema of a handler of calls. UsageError where it is none."""
+        handler = self._handlers.get(name)
+        if handler is None or handler.schema is None:
+            calls = ", ".join(each for each, known in self._handlers.items() if known.schema) or "none"
+            raise UsageError(f"spider {self.name}: {name!r} is no handler of keyed tasks; it has {calls}")
+        return handler.schema
+
+    def every(
+        self, period: str | None = None, *, at: str = "", day: str | int | None = None, cron: str = "", tz: str = "UTC"
+    ) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Say when the spider is due: `every("day", at="00:30", tz="Asia/Shanghai")`, or `every(cron="0 3 * * 1-5")`.
+
+        Periods are "hour" (at=":15"), "day", "week" (day="monday") and "month" (day=1). `limpet schedule` runs it, one job
+        for each slot. As a decorator it returns its function unchanged.
+        """
+        if self.schedule is not None:
+            raise UsageError(f"spider {self.name} has a schedule already: {self.schedule}")
+        self.schedule = Schedule.of(period, at=at, day=day, cron=cron, tz=tz)
+        return lambda function: function
+
+    @property
+    def zone(self) -> str:
+        """The time zone in which its days begin: that of its schedule; "" for UTC."""
+        return self.schedule.tz if self.schedule else ""
 
     def route(self, url: str) -> Route | None:
         """The handler and captures of a page, by its URL or key text; None where no handler takes it."""
@@ -141,7 +224,8 @@ class Spider:
 
     def functions(self) -> Iterator[Callable[..., object]]:
         """Every function that is a handler, in file order, without what decorators put around it."""
-        return (inspect.unwrap(handler.call) for handler in self._handlers.values())
+        every = [*self._handlers.values(), *([self.last_words] if self.last_words else [])]
+        return (inspect.unwrap(handler.call) for handler in every)
 
     def record_types(self) -> dict[str, RecordType]:
         """Every record type by name: `records=`, and each @record class in the module of a handler."""

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator
 #: Bytes read at a time from whoever started this process: each byte is a wish.
 WISHES_READ = 64
 
+#: Who listens to signals now, the innermost last: each hears every signal, and only the outermost's end lets them go.
+_LISTENERS: list[Stopping] = []
+
 
 class Stopping:
     """Counts wishes to stop; `heard` is called once for each."""
@@ -31,22 +34,29 @@ class Stopping:
         """Listen while the block runs. `to_parent`: a descriptor; a byte is a wish, and its end, the parent's death, is one too."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM) if to_signals else ()
+        if to_signals:  # what whoever listens around this block has heard, holds in it too
+            self._by_signal = max([self._by_signal, *(listener._by_signal for listener in _LISTENERS)])
+            _LISTENERS.append(self)
         for number in numbers:
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-                loop.add_signal_handler(number, self._signalled)
+                loop.add_signal_handler(number, _signalled)
         if to_parent is not None:
             os.set_blocking(to_parent, False)
             loop.add_reader(to_parent, self._told, to_parent)
         try:
+            self._settle()
             yield
         finally:
-            for number in numbers:
+            if to_signals:
+                _LISTENERS.remove(self)
+            for number in numbers if not _LISTENERS else ():
                 with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                     loop.remove_signal_handler(number)
             if to_parent is not None:
                 loop.remove_reader(to_parent)
 
-    def _signalled(self) -> None:
+    def signalled(self) -> None:
+        """A signal has come."""
         self._by_signal += 1
         self._settle()
 
@@ -66,3 +76,8 @@ class Stopping:
         while self.count < max(self._by_signal, self._by_parent):
             self.count += 1
             self._heard()
+
+
+def _signalled() -> None:
+    for listener in list(_LISTENERS):
+        listener.signalled()

@@ -9,16 +9,19 @@ is closed in the same way, but keeps what it holds for the commit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 from parsel import Selector
 
-from limpet.batch import Claim, Link, Offer
+from limpet.batch import Claim, Link, Offer, RegisterWrite, Seen
+from limpet.engine.calls import Call
 from limpet.engine.links import Here, Linker
 from limpet.engine.request import Request
 from limpet.engine.routes import Handler
+from limpet.engine.sharing import HighWaterMark, Order, Register, checked_name, mark_of
 from limpet.engine.spider import Spider
 from limpet.errors import HandlerRevoked, RecordError, UrlRejected, UsageError
 from limpet.fetch.page import Anchor, Page
@@ -32,6 +35,9 @@ LINK_BYTES = 64
 #: Priorities fit in the narrow index that claims read.
 PRIORITY_MAX = 1_000_000
 
+#: What a task may add to a tally: its sum fits in 64 bits over many millions of tasks.
+TALLY_MAX = 10**12
+
 #: Why a link of a page was left out: it has no address; `links_per_page_max`; rel=nofollow.
 NO_HREF = "no_href"
 TOO_MANY = "too_many"
@@ -39,6 +45,9 @@ NOFOLLOW = "nofollow"
 
 #: The attribute that leads on from an element; any other element is a mistake in the selector.
 _LEADS = {"a": "href", "area": "href", "link": "href", "iframe": "src", "frame": "src"}
+
+#: Where no route takes a task.
+_NOBODY = Handler("", lambda: None, is_async=False, takes=frozenset(), needs=frozenset())
 
 Target: TypeAlias = "str | Anchor | Selector"
 To: TypeAlias = "Callable[..., object] | Handler | str"
@@ -55,23 +64,31 @@ class Terms:
     links_max: int = 50_000
     nofollow: bool = False
     takes_any_type: bool = False  # in a user's own tests: any @record class
+    marks: Mapping[str, str] = field(default_factory=dict)  # high-water marks, as the sweeps before this job left them
+    read_register: Callable[[str], Awaitable[tuple[int, str | None]]] | None = None  # (version, value as JSON) as it is now
 
     @classmethod
-    def of(cls, spider: Spider, linker: Linker, settings: Settings) -> Terms:
+    def of(
+        cls, spider: Spider, linker: Linker, settings: Settings, *, marks: Mapping[str, str] = MappingProxyType({}),
+        read_register: Callable[[str], Awaitable[tuple[int, str | None]]] | None = None,
+    ) -> Terms:  # fmt: skip
         """The terms of a job of this spider."""
         types = {kind.cls: kind for kind in spider.record_types().values() if kind.cls}
-        return cls(spider, linker, types, settings.record_bytes_max, settings.links_per_page_max, settings.nofollow)
+        return cls(
+            spider, linker, types, settings.record_bytes_max, settings.links_per_page_max, settings.nofollow, marks=marks,
+            read_register=read_register,
+        )  # fmt: skip
 
 
 class Tx:
     """What one task writes: records, links, requests. Not for more than one handler call."""
 
     __slots__ = (
-        "_again", "_claim", "_closed", "_followed", "_here", "_is_revoked", "_links", "_offers", "_page", "_terms",
-        "dropped", "replaced", "size",
+        "_again", "_claim", "_closed", "_counted", "_followed", "_here", "_is_revoked", "_links", "_marks", "_offers", "_page",
+        "_registers", "_terms", "dropped", "replaced", "size",
     )  # fmt: skip
 
-    def __init__(self, terms: Terms, claim: Claim, page: Page) -> None:
+    def __init__(self, terms: Terms, claim: Claim, page: Page | None) -> None:
         self._terms = terms
         self._claim = claim
         self._page = page
@@ -82,6 +99,9 @@ class Tx:
         self._offers: dict[tuple[str, bytes], tuple[Offer, object]] = {}
         self._links: dict[bytes, Link] = {}
         self._again: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
+        self._registers: dict[str, Register] = {}
+        self._marks: dict[str, HighWaterMark] = {}
         self.dropped: Counter[str] = Counter()  # links that are not followed, by reason
         self.replaced = 0  # records whose key this task had emitted before: the last wins
         self.size = 0  # bytes of records and links, about
@@ -117,6 +137,8 @@ class Tx:
         What is not followed is counted in `dropped`, by reason.
         """
         self._check_open()
+        if self._page is None:
+            raise UsageError(f"{self._claim.text}: follow takes links of a page, and this task has none: tx.enqueue(...) asks for URLs")
         handler, payload = self._sent_to(to), self._carried(priority, data)
         if self._terms.nofollow and self._page.is_nofollow:
             self.dropped[NOFOLLOW] += sum(1 for _ in _addresses(target))
@@ -139,13 +161,18 @@ class Tx:
             else:
                 self._discover(link, handler, payload, priority)
 
-    def enqueue(self, request: str | Request, *, to: To | None = None, priority: int = 0, data: object = None, dedup: bool = True) -> None:
-        """Ask for a URL or Request by itself: neither the scope nor the trap rule applies to it.
+    def enqueue(
+        self, request: str | Request | Call, *, to: To | None = None, priority: int = 0, data: object = None, dedup: bool = True
+    ) -> None:
+        """Ask for a URL, a Request or a call (`call(handler, ...)`) by itself: neither the scope nor the trap rule applies to it.
 
         With `dedup=False` it is a task of its own, even where one for the same URL exists; a try of this task
         that asks again gives the same one. Raises UrlRejected.
         """
         self._check_open()
+        if isinstance(request, Call):
+            self._enqueue_call(request, priority, refused=to is not None or data is not None or not dedup)
+            return
         asked = self._as_request(request, priority, data)
         handler, depth, linker = self._sent_to(to), self._claim.depth + 1, self._terms.linker
         if 0 <= linker.depth_max < depth:
@@ -157,16 +184,49 @@ class Tx:
                 asked,
                 handler=handler.name if handler else "",
                 base=self._base(),
-                charset=self._page.encoding,
+                charset=self._page.encoding if self._page else "utf-8",
                 depth=depth,
                 again=again,
             )
         except UrlRejected as error:
             raise UrlRejected(f"{error}; enqueued by {self._claim.text}", reason=error.reason) from None
-        if len(self._links) >= self._terms.links_max and link.key not in self._links:
-            raise UsageError(f"{self._claim.text}: more than {self._terms.links_max:,} links and requests in one task")
+        self._check_room(link)
         self._check_captures(link, handler)
         self._add(link)
+
+    def tally(self, name: str, more: int = 1) -> None:
+        """Add to a shared counter of the job. It is written for each shard and summed on reading: no two tasks wait for each other."""
+        self._check_open()
+        _check_more(name, more)
+        self._counted[checked_name("tally", name)] += more
+
+    async def register(self, name: str) -> Register:
+        """A shared value of the spider, as it is now: `r = await tx.register("cursor")`, `r.value`, `r.set(...)`.
+
+        What is set commits with the task; where somebody has written the register since it was read, this task runs again.
+        """
+        self._check_open()
+        known = self._registers.get(checked_name("register", name))
+        if known is not None:
+            return known
+        if self._terms.read_register is None:
+            raise UsageError(f"register {name}: there is no database here")
+        version, text = await self._terms.read_register(name)
+        self._check_open()
+        return self._registers.setdefault(name, Register.of(name, version, text, self._check_open))
+
+    def mark(self, name: str, *, order: Order = "asc", overlap: object = None) -> HighWaterMark:
+        """A high-water mark: `mark.value` is what the sweeps before this job reached, `mark.seen(v)` notes what this one sees.
+
+        `order` is that in which the source gives its rows, oldest first ("asc") or newest first ("desc"). `overlap` (an int, a
+        Decimal, a timedelta) moves the value back, for rows that come late. The mark moves when the job is complete.
+        """
+        self._check_open()
+        known = self._marks.get(name)
+        if known is None:
+            handler = self._claim.handler or getattr(self._terms.spider.route(self._claim.text), "handler", _NOBODY).name
+            known = self._marks[name] = mark_of(name, order, handler, self._terms.marks, overlap, self._check_open)
+        return known
 
     # What the engine calls.
 
@@ -174,6 +234,7 @@ class Tx:
         """Drop what was written, and take nothing more."""
         self._closed, self._is_revoked = why, True
         self._offers, self._links, self.size = {}, {}, 0
+        self._counted, self._registers, self._marks = Counter(), {}, {}
 
     def close(self) -> None:
         """Take nothing more: the handler has returned."""
@@ -186,6 +247,20 @@ class Tx:
     def offers(self) -> tuple[Offer, ...]:
         """The records to store, each key once."""
         return () if self._is_revoked else tuple(offer for offer, _ in self._offers.values())
+
+    def tallies(self) -> tuple[tuple[str, int], ...]:
+        """What was counted, by name."""
+        return () if self._is_revoked else tuple(sorted((name, more) for name, more in self._counted.items() if more))
+
+    def registers(self) -> tuple[RegisterWrite, ...]:
+        """The registers that were set."""
+        writes = () if self._is_revoked else tuple(register.write() for register in self._registers.values())
+        return tuple(write for write in writes if write is not None)
+
+    def seen(self) -> tuple[Seen, ...]:
+        """What was seen of incremental sweeps."""
+        notes = () if self._is_revoked else tuple(mark.note() for mark in self._marks.values())
+        return tuple(note for note in notes if note is not None)
 
     def records(self) -> list[object]:
         """The records as they were emitted."""
@@ -213,12 +288,15 @@ class Tx:
 
     def _stand(self) -> Here:
         """Where this page's links stand, found out once."""
-        claim, linker = self._claim, self._terms.linker
-        self._here = linker.on(self._base(), charset=self._page.encoding, authority=claim.authority, depth=claim.depth + 1)
+        claim, linker, page = self._claim, self._terms.linker, self._page
+        assert page is not None, "follow has looked"
+        self._here = linker.on(self._base() or page.url, charset=page.encoding, authority=claim.authority, depth=claim.depth + 1)
         return self._here
 
-    def _base(self) -> str:
+    def _base(self) -> str | None:
         """What relative URLs are joined to; only a page of HTML is searched for its <base>."""
+        if self._page is None:
+            return None
         return self._page.base_url if self._page.is_html else self._page.url
 
     def _sent_to(self, to: To | None) -> Handler | None:
@@ -248,6 +326,23 @@ class Tx:
         if data is None and not priority:
             return request
         return replace(request, data=request.data if data is None else data, priority=priority or request.priority)
+
+    def _enqueue_call(self, asked: Call, priority: int, *, refused: bool) -> None:
+        if refused:
+            raise UsageError(f"enqueue(call({asked.handler}, ...)): a call has no to=, data= or dedup=; its key tells it from others")
+        depth = self._claim.depth + 1
+        if 0 <= self._terms.linker.depth_max < depth:
+            self.dropped["depth"] += 1
+            return
+        _check_priority(priority or asked.priority)
+        schema = self._terms.spider.schema(asked.handler)
+        link = schema.link(asked.arguments, shards=self._terms.linker.shards, priority=priority or asked.priority, depth=depth)
+        self._check_room(link)
+        self._add(link)
+
+    def _check_room(self, link: Link) -> None:
+        if len(self._links) >= self._terms.links_max and link.key not in self._links:
+            raise UsageError(f"{self._claim.text}: more than {self._terms.links_max:,} links and requests in one task")
 
     def _ordinal(self, asked: Request) -> str:
         """This task's key and a number, so that the same try, run again, asks for the same tasks."""
@@ -321,3 +416,8 @@ def _is_nofollow(element: object) -> bool:
 def _check_priority(priority: object) -> None:
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY_MAX:
         raise UsageError(f"priority {priority!r}: expected an int from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}")
+
+
+def _check_more(name: str, more: object) -> None:
+    if isinstance(more, bool) or not isinstance(more, int) or abs(more) > TALLY_MAX:
+        raise UsageError(f"tally {name}: {more!r}; expected an int from -{TALLY_MAX:,} to {TALLY_MAX:,}")

@@ -11,18 +11,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from enum import StrEnum
+from dataclasses import replace
 
-from limpet.batch import Claim, Result, RobotsRow
+from limpet.batch import Charge, Claim, Grant, Result, RobotsRow
 from limpet.engine.attempt import LeaseOver, Tries
 from limpet.engine.committer import Committer
+from limpet.engine.ends import End
 from limpet.engine.heart import Heart, boottime_s
 from limpet.engine.lookout import LOOK_S, Lookout
 from limpet.engine.onethread import OneThread
 from limpet.engine.ownership import Ownership, released
+from limpet.engine.paying import Paying
 from limpet.engine.sources import SourceReader
 from limpet.engine.tally import Tally
-from limpet.errors import InvariantBroken, OutcomeUnknown, OwnershipLost, StoreBusy, StoreCorrupt, StoreError, StoreUnavailable, UsageError
+from limpet.errors import (
+    InvariantBroken,
+    OutcomeUnknown,
+    OwnershipLost,
+    RightMissing,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
 from limpet.failpoint import failpoint
 from limpet.settings import Settings
 from limpet.store import jobs, lease, standing
@@ -47,20 +59,6 @@ IDLE_S = LOOK_S
 
 #: Seconds between two looks at what a job waits for: each asks about every shard.
 STANDSTILL_S = 1.0
-
-
-class End(StrEnum):
-    """Why an incarnation ended."""
-
-    COMPLETE = "complete"
-    NOTHING = "nothing to do"
-    STOPPED = "stopped"
-    PAGE_LIMIT = "page limit"
-    PAUSED = "paused"
-    HALTED = "halted"
-    STALLED = "stalled"
-    FENCED = "fenced"  # start again under another id
-    UNAVAILABLE = "unavailable"  # the database takes nothing now
 
 
 class Worker:
@@ -104,18 +102,23 @@ class Worker:
     async def live(self) -> End:
         """Take shards, crawl, give up. Never raises what a lost lease or a full disk causes: `End` says it."""
         try:
-            me = await self.desk.call(self.store.register)
-        except (StoreUnavailable, StoreBusy) as error:
+            me = await self.desk.call_when_free(self.store.register)
+        except (StoreUnavailable, StoreBusy, OutcomeUnknown) as error:
             self.why = str(error)
             return End.UNAVAILABLE
         self.me = me
         self.heart = Heart(self.store, me, self.settings, clock=self.clock)
         self.tries.heart = self.heart
-        self.committer = Committer(self.settings, self.job.id, me.id, self.code, self.hand, pages_left=await self._pages_left())
+        self.committer = Committer(self.settings, self.job.id, me.id, self.code, self.hand)
         self.shards = Ownership(
             self.store, self.desk, self.reader, self.reading, self.job, me, self.heart, self.committer, self.hand, self.tally, self.code,
             self.clock,
         )  # fmt: skip
+        self.committer.costs = self.tries.spider.costs()
+        self.paying = Paying(
+            self.settings, self.job, self.reader, self.reading, self.committer, self.clock, self._wake.set, self.tries.spider.zone
+        )
+        self.tries.calls.keep = self.paying.keep
         self.lookout = Lookout(self.reader, self.reading, self.job, me.id, self.committer, self.hand, self.clock)
         self.heart.start()
         try:
@@ -133,7 +136,7 @@ class Worker:
         except (StoreUnavailable, StoreBusy, OutcomeUnknown) as error:
             self.why = str(error)
             return End.UNAVAILABLE
-        except StoreCorrupt:
+        except (StoreCorrupt, RightMissing):
             raise  # no words of ours: the command line has an exit code for it
         except StoreError as error:  # too much of a batch is refused: a broken release, not poison
             self.why = str(error)
@@ -158,8 +161,9 @@ class Worker:
         return -(-left // max(1, int(workers[0]) if workers else 1))
 
     async def _until_the_end(self) -> End:
+        self.committer.pages_left = await self._pages_left()
         # A predecessor on this machine whose process is gone is told by its file lock, at once.
-        await self.desk.call(lease.Watch(self.clock).look, self.store.db, self.me.id)
+        await self.desk.call_when_free(lease.Watch(self.clock).look, self.store.db, self.me.id)
         self.why = await self.shards.take_free()
         while self._end is None:
             now = self.clock()
@@ -167,7 +171,12 @@ class Worker:
             self._start_tasks(now)
             await self._feed()
             await self.lookout.look()
-            if self._commit is None and self.committer.due(now, resting=self._is_resting()):
+            if self.hand.in_doubt:
+                self.tries.outages.settle(at_rest=self._is_at_rest())
+                self._keep(None)
+            if self._commit is None and (asked := self.paying.next_grant(now)) is not None:
+                self._begin_commit(asked=asked)
+            elif self._commit is None and self.committer.due(now, resting=self._is_resting()):
                 self._begin_commit()
             if self._is_at_rest():
                 await self._at_rest()
@@ -204,16 +213,17 @@ class Worker:
         """One try from start to end; its result waits for the next commit."""
         failed = False
         try:
-            result = await self.tries.perform(claim)
-            failed = result.strike or result.outcome is Outcome.THROTTLED
+            result = await self.tries.outages.weigh(await self.tries.perform(claim))
+            failed = result is None or result.strike or result.outcome is Outcome.THROTTLED
             self._keep(result)
         except asyncio.CancelledError:
-            self._keep(released(claim, "stopped"))
+            self._keep(replace(released(claim, "stopped"), charge=self._charge_of(claim)))
         except LeaseOver:
             pass  # dropped: whoever takes the shard over ends this try
         except Exception as error:
             log.exception("task %s: an internal error", claim.text)
-            self._keep(Result(claim, Outcome.DEAD, reason=f"internal:{type(error).__name__}", detail=str(error)[:8000]))
+            charge = self._charge_of(claim)
+            self._keep(Result(claim, Outcome.DEAD, reason=f"internal:{type(error).__name__}", detail=str(error)[:8000], charge=charge))
         finally:
             now = self.clock()
             self.hand.ended(claim, now, failed=failed)
@@ -221,13 +231,20 @@ class Worker:
             self._finished += 1
             self._wake.set()
 
-    def _keep(self, result: Result) -> None:
-        self.committer.add(result, self.clock())
+    def _keep(self, result: Result | None) -> None:
+        """A try's result, if it is not in doubt whether its host is away, and those that no longer are."""
+        for one in [*([result] if result else []), *self.tries.outages.take()]:
+            self.committer.add(one, self.clock())
         for claim in self.tries.take_given_back():
             self.committer.add(released(claim, "its host paused", due_in_ms=self.tries.pause_ms(claim)), self.clock())
         reason = self.tries.breaker_reason()
         if reason and self._end is None:
             self.why, self._end, self.breaker_tripped = reason, End.PAUSED, True
+
+    def _charge_of(self, claim: Claim) -> Charge | None:
+        """What a try that was cut off has cost so far."""
+        bill = self.tries.calls.bill_of(claim)
+        return bill.charge() if bill else None
 
     def keep_robots(self, shard: int, row: RobotsRow) -> None:
         """What a robots.txt said goes into the shard's next batch."""
@@ -253,22 +270,26 @@ class Worker:
         shard = ShardId(self.sources.first().source % self.job.shards)
         if shard in self.committer.owned and not self.committer.owned[shard].is_leaving:
             try:
-                self.committer.add_source(shard, await self.reading.call(self.sources.read))
+                reading = self.sources.generate() if self.sources.is_generator() else self.reading.call(self.sources.read)
+                self.committer.add_source(shard, await reading)
             except UsageError as error:  # its file is elsewhere, or another one by now
                 self.why, self._end = str(error), End.STALLED
 
     # -- commits ---------------------------------------------------------------------------
 
-    def _begin_commit(self, solo: ShardId | None = None) -> None:
-        self._commit = asyncio.create_task(self._commit_now(solo))
+    def _begin_commit(self, solo: ShardId | None = None, asked: tuple[ShardId, Grant] | None = None) -> None:
+        self._commit = asyncio.create_task(self._commit_now(solo, asked))
         self._commit.add_done_callback(lambda _: self._wake.set())
 
-    async def _commit_now(self, solo: ShardId | None = None) -> None:
+    async def _commit_now(self, solo: ShardId | None, asked: tuple[ShardId, Grant] | None) -> None:
         now = self.clock()
         self._measure(now)
         claiming = self._end is None and not self.stop_asked
         failpoint("before_freeze")
-        parts, wants = self.committer.freeze(now, claiming=claiming, solo=solo)
+        if asked is not None:
+            parts, wants = self.committer.freeze_one(*asked, now)
+        else:
+            parts, wants = self.committer.freeze(now, claiming=claiming, solo=solo)
         if not parts:
             return
         moves = {part.shard: part.sources[0] for part in parts if part.sources}
@@ -286,6 +307,7 @@ class Worker:
         if self.committer.pages_left is not None:
             self.committer.pages_left -= sum(r.outcome is Outcome.DONE for d in committed for p in d.parts for r in p.results)
         self.committer.absorb(committed, wants, self.clock())
+        self.paying.heed(committed, asked)
         if any(part.results for part in parts):
             self.committer.window.grow()
         self.hand.add((claim for done in committed for claim in done.claims), self.clock())
@@ -326,9 +348,10 @@ class Worker:
         if len(self.committer.owned) < self.job.shards:
             self.why = await self.shards.take_free() or self.why
         await self.shards.give_up_surplus()
-        for shard, _count in await self.reading.call(self.reader.db.rows, "shards_with_requests", job=self.job.id):
-            if shard in self.committer.owned:
-                self.committer.owned[shard].poked = True
+        for asked in ("shards_with_requests", "shards_with_settlements"):
+            for shard, _count in await self.reading.call(self.reader.db.rows, asked, job=self.job.id):
+                if shard in self.committer.owned:
+                    self.committer.owned[shard].poked = True
         if self.committer.pages_left is not None and self._commit is None:  # else what is being committed would count twice
             self.committer.pages_left = await self._pages_left()
         if self._proof is None:
@@ -379,12 +402,15 @@ class Worker:
             if not circles:
                 self._end = End.COMPLETE
                 return
-            await self.desk.call(standing.put_back, self.store.db, self.job.id, circles, "limpet: moved to each other")
+            await self.desk.call_when_free(standing.put_back, self.store.db, self.job.id, circles, "limpet: moved to each other")
             for shard, _task in circles:
                 if ShardId(shard) in self.committer.owned:
                     self.committer.owned[ShardId(shard)].poked = True
         elif self.clock() - self._stood_s > STANDSTILL_S:
             self._stood_s = self.clock()
+            if reached := await self.paying.reached():
+                self.why, self._end = reached, End.BUDGET
+                return
             await self._stalled()
 
     async def _stalled(self) -> None:
@@ -423,6 +449,11 @@ class Worker:
         """Let what runs end, commit it, give back what was not started, and release every shard."""
         deadline = self.clock() + GRACE_S
         while self._tasks and self.clock() < deadline and self.stop_asked < 2:
+            if self._commit is not None and self._commit.done():
+                self._commit.result()
+                self._commit = None
+            if self._commit is None and self.committer.kept:  # tasks wait for an answer that was paid for to be kept
+                self._begin_commit()
             await asyncio.wait(self._tasks.values(), timeout=0.1)
         self._cancel_tasks()
         while self._tasks:
@@ -439,7 +470,7 @@ class Worker:
             for done in await self._patiently(lambda: self.store.commit(parts)):
                 self.tally.add(done)
         failpoint("before_retire")
-        await self.desk.call(lease.retire, self.store.db, self.me)
+        await self.desk.call_when_free(lease.retire, self.store.db, self.me)
         self._is_retired = True
         return end
 

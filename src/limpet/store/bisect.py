@@ -18,7 +18,8 @@ from limpet.batch import Kind, Part, Result, Want
 from limpet.errors import OutcomeUnknown, OwnershipLost, PoisonRow, StoreBusy, StoreError, StoreUnavailable, WentBack
 from limpet.store.commit import Committed, Context, commit
 from limpet.store.dialect import Database
-from limpet.task import Outcome, ShardId
+from limpet.store.shared import RegistersLost
+from limpet.task import Outcome, ShardId, TaskId
 
 #: Characters of the database's message that a dead letter keeps.
 MESSAGE_MAX = 500
@@ -29,7 +30,7 @@ def commit_bisecting(
 ) -> list[Committed]:
     """Commit the parts; where their data is refused, piece by piece. Every piece that was written, in order."""
     try:
-        return [commit(db, context, parts, wants)]
+        return [commit_without_losers(db, context, parts, wants)]
     except PoisonRow:
         pass
     written: list[Committed] = []
@@ -44,6 +45,24 @@ def commit_bisecting(
     return written
 
 
+def commit_without_losers(
+    db: Database, context: Context, parts: Sequence[Part], wants: Mapping[ShardId, Want], *, unsettled: bool = False
+) -> Committed:
+    """Commit; a task whose write of a register came too late goes back to be run again, and the rest is built anew."""
+    while True:
+        try:
+            return commit(db, context, parts, wants, unsettled=unsettled)
+        except RegistersLost as lost:
+            parts = [replace(part, results=tuple(_again(result, lost.tasks) for result in part.results)) for part in parts]
+            unsettled = False  # it was found not to be written
+
+
+def _again(result: Result, lost: frozenset[TaskId]) -> Result:
+    if result.claim.id not in lost:
+        return result
+    return Result(result.claim, Outcome.RELEASED, reason="a register had another version by then", charge=result.charge)
+
+
 def _in_pieces(db: Database, context: Context, part: Part, written: list[Committed], poison: list[Result], poison_rows_max: int) -> None:
     pieces = [part]
     n = part.n
@@ -52,7 +71,7 @@ def _in_pieces(db: Database, context: Context, part: Part, written: list[Committ
         if pieces and piece.kind is Kind.RELEASE:
             piece = replace(piece, kind=Kind.WORK)  # the pieces after it still need the shard
         try:
-            written.append(commit(db, context, [piece], {}))
+            written.append(commit_without_losers(db, context, [piece], {}))
         except PoisonRow as refusal:
             pieces = [*_smaller(piece, refusal, poison), *pieces]
             if len(poison) > poison_rows_max:
@@ -71,7 +90,7 @@ def _smaller(piece: Part, error: PoisonRow, poison: list[Result]) -> list[Part]:
     results = piece.results
     if len(results) > 1:
         half = len(results) // 2
-        bare = replace(piece, hosts=(), robots=(), sources=(), verified=0)
+        bare = replace(piece, hosts=(), robots=(), sources=(), kept=(), grant=None, verified=0)
         return [replace(piece, results=results[:half]), replace(bare, results=results[half:])]
     if not results or (results[0].outcome is Outcome.DEAD and results[0].reason == "poison"):
         raise StoreError(f"shard {piece.shard}: the database refuses what belongs to no task: {error}") from error
@@ -82,5 +101,5 @@ def _smaller(piece: Part, error: PoisonRow, poison: list[Result]) -> list[Part]:
 def _dead(result: Result, error: PoisonRow) -> Result:
     return Result(
         claim=result.claim, outcome=Outcome.DEAD, reason="poison", status=result.status,
-        detail=f"the database refused what this page gave: {str(error)[:MESSAGE_MAX]}",
+        detail=f"the database refused what this page gave: {str(error)[:MESSAGE_MAX]}", charge=result.charge,
     )  # fmt: skip

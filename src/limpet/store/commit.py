@@ -28,7 +28,7 @@ from limpet.errors import (
     WentBack,
 )
 from limpet.failpoint import failpoint
-from limpet.store import datasets, frontier, ledger
+from limpet.store import charges, datasets, frontier, ledger, shared
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
 from limpet.store.known import KnownKeys
@@ -59,6 +59,7 @@ class Committed:
     rounds: dict[int, int] = field(default_factory=dict)  # shard -> host at which the next claim goes on
     next_due_ms: dict[int, int | None] = field(default_factory=dict)  # shard -> until its next retry
     suspects_due_ms: dict[int, int] = field(default_factory=dict)  # shard -> until its next suspect is due
+    unpaid: frozenset[int] = frozenset()  # shards whose allowance does not pay for what they have ready
     holds: tuple[frontier.Hold, ...] = ()  # hosts that people paused, or let go on
     at_ms: int = 0
 
@@ -84,6 +85,8 @@ def commit(db: Database, context: Context, parts: Sequence[Part], wants: Mapping
     """
     if not parts:
         return Committed(())
+    if len(parts) > 1 and any(part.grant for part in parts):
+        raise UsageError("a grant is alone in its commit: it takes the row of a purse, which all shards share")
     for wait_s in (*BUSY_WAITS_S, None):
         try:
             return settle(db, context, parts, wants) if unsettled else transact(db, context, parts, wants)
@@ -135,12 +138,13 @@ def write(db: Database, context: Context, alive: Sequence[Part], wants: Mapping[
     failpoint("after_records")
     finish(db, alive)  # 4.
     failpoint("after_finish")
-    applied = account(db, context.job, alive)  # 5.
+    applied, notes = account(db, context.job, alive)  # 5.
     failpoint("after_account")
     claimed = {part.shard: frontier.claim(db, part, wants.get(part.shard, Want())) for part in alive}  # 6.
     failpoint("after_claim")
     revisited = {shard: done.put_back for shard, done in applied.items()}
-    at_ms = ledger.close_books(db, alive, found, deltas, revisited, {shard: c.tasks for shard, c in claimed.items()})  # 7.
+    noted = ledger.noted(deltas, notes, {shard: {charges.MONEY: c.money} for shard, c in claimed.items()})
+    at_ms = ledger.close_books(db, alive, found, noted, revisited, {shard: c.tasks for shard, c in claimed.items()})  # 7.
     failpoint("after_ledger")
     return Committed(
         parts=tuple(alive),
@@ -148,6 +152,7 @@ def write(db: Database, context: Context, alive: Sequence[Part], wants: Mapping[
         deltas=ledger.total(deltas.values()),
         revisited=sum(revisited.values()),
         stopped=next((c.stopped for c in claimed.values() if c.stopped), ""),
+        unpaid=frozenset(shard for shard, c in claimed.items() if c.is_short),
         rounds={shard: c.last_host for shard, c in claimed.items()},
         next_due_ms={shard: c.next_due_ms for shard, c in claimed.items()},
         suspects_due_ms={shard: c.suspect_due_ms for shard, c in claimed.items() if c.suspect_due_ms is not None},
@@ -290,8 +295,11 @@ def finish(db: Database, alive: Sequence[Part]) -> None:
 # -- 5. account -------------------------------------------------------------------------------
 
 
-def account(db: Database, job: Job, alive: Sequence[Part]) -> dict[ShardId, frontier.Applied]:
-    """Write attempt rows, paces, robots, positions of sources; do what people asked for: shard -> what was done of it."""
+def account(db: Database, job: Job, alive: Sequence[Part]) -> tuple[dict[ShardId, frontier.Applied], dict[ShardId, ledger.Deltas]]:
+    """Write attempt rows, paces, robots, positions of sources, money and shared values; do what people asked for.
+
+    Shard -> what was done of that, and what the ledger notes beside the counts of datasets.
+    """
     db.run("put_attempts")
     for part in alive:
         for result in part.results:
@@ -307,6 +315,8 @@ def account(db: Database, job: Job, alive: Sequence[Part]) -> dict[ShardId, fron
                 )
             elif result.claim.revisits:
                 db.run("drop_moved", job=part.job, key=result.claim.key)
+            if result.drops_kept:
+                db.run("drop_kept", job=part.job, shard=part.shard, task=result.claim.id)
         for host in part.hosts:
             db.run(
                 "put_host", job=part.job, shard=part.shard, n=part.n, host=host.host, authority=host.authority,
@@ -321,7 +331,21 @@ def account(db: Database, job: Job, alive: Sequence[Part]) -> dict[ShardId, fron
             moved = db.run("move_source", job=part.job, source=move.source, before=move.before, after=move.after, closed=int(move.closed))
             if moved != 1:
                 raise OwnershipLost(f"source {move.source} of job {part.job} was read on by another worker from {move.before}")
-    return {part.shard: frontier.apply_requests(db, part) for part in alive}
+        for kept in part.kept:
+            db.run(
+                "put_kept", job=part.job, shard=part.shard, n=part.n, task=kept.task, request=kept.request, status=kept.status,
+                url=kept.url, headers=kept.headers, body=kept.body, **{"try": kept.tries},
+            )  # fmt: skip
+            db.run("note_cost", job=part.job, shard=part.shard, n=part.n, task=kept.task, amount=kept.amount, **{"try": kept.tries})
+    notes: dict[ShardId, ledger.Deltas] = {}
+    for part in alive:
+        money = charges.settle(db, part)
+        if part.grant is not None:
+            money = [a + b for a, b in zip(money, charges.draw(db, job.id, job.shards, part, part.grant), strict=True)]
+        notes[part.shard] = {charges.MONEY: money, **shared.add_tallies(db, part)}
+        shared.put_candidates(db, part)
+    shared.write_registers(db, job.spider, alive)  # by name, over all shards: the last rows that others may want too
+    return {part.shard: frontier.apply_requests(db, part) for part in alive}, notes
 
 
 # -- after COMMIT -----------------------------------------------------------------------------
@@ -348,6 +372,7 @@ def acknowledge(
         rounds=done.rounds,
         next_due_ms=done.next_due_ms,
         suspects_due_ms=done.suspects_due_ms,
+        unpaid=done.unpaid,
         holds=done.holds,
         at_ms=done.at_ms,
     )

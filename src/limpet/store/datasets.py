@@ -94,7 +94,7 @@ def put_records(db: Database, job: Job, tables: Mapping[str, Table], alive: Sequ
     revisited: list[tuple[Part, Result]] = []
     for part in alive:
         for result in part.results:
-            if result.outcome is not Outcome.DONE:
+            if result.outcome is not Outcome.DONE and not result.is_final:
                 continue  # other outcomes drop what the handler emitted
             if result.claim.revisits:
                 revisited.append((part, result))
@@ -268,10 +268,15 @@ class Writer:
         if heir is not None:
             self._overwrite(heir)
             self._drop_offer(key, slot, heir[5])
+            self._note_heir(part, key)
             self.counts.add(part, self.table.name, replaced=1)
         else:
             self.db.run_text(f"DELETE FROM {self.name} WHERE _scope = ? AND _key = ?", (self.scope, key))
             self.counts.add(part, self.table.name, removed=1)
+
+    def _note_heir(self, part: Part, key: bytes) -> None:
+        """A record that stands from now on keeps the stamp of its own batch: `export --after` finds it by this note."""
+        self.db.run("put_heir", dataset=self.table.name, scope=self.scope, key=key, job=part.job, shard=part.shard, n=part.n)
 
     # -- history: a version in each slot in which the content changed -----------------------------
     #
@@ -342,9 +347,12 @@ class Writer:
             if row is not None:
                 self.db.run_text(f"DELETE FROM {self.name} WHERE _scope = ? AND _key = ? AND _slot = ?", (self.scope, key, slot))
                 self.counts.add(part, self.table.name, removed=1)
+                self._note_heir(part, key)  # an older version counts again
             return None
         if best is None:
             return int(row[1])  # type: ignore[index]
+        if best[8:11] != (part.job, part.shard, part.n):
+            self._note_heir(part, key)
         if row is not None:
             self._overwrite(best)
             self.counts.add(part, self.table.name, replaced=1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from limpet.errors import UsageError
 
@@ -91,6 +91,9 @@ class Database(Protocol):
     def ddl(self, sql: str) -> str:
         """A statement of the schema, written in SQLite's words, in this database's."""
 
+    def said(self, sql: str, values: Sequence[Value]) -> str:
+        """A statement of `run_text` as it would be sent, its values in it: for a script."""
+
     def catalogue(self) -> dict[str, Made]:
         """Everything that is made in this database, by name."""
 
@@ -153,15 +156,22 @@ def split(sql: str) -> Iterator[str]:
 def public_dsn(dsn: str) -> str:
     """A database's address without its password, for messages and logs.
 
-    >>> public_dsn("postgresql://me:secret@db/x?password=y")
-    'postgresql://me:***@db/x'
+    Whatever stands between the first colon of the user's part and the last "@" is taken for the password: one with a "/" or
+    "?" that should have been written as %2F or %3F is not shown either. Of the parameters, those that say where it is stay.
+
+    >>> public_dsn("postgresql://me:secret@db/x?password=y"), public_dsn("postgresql:///x?user=me&password=y&host=/run")
+    ('postgresql://me:***@db/x', 'postgresql:///x?host=/run')
+    >>> public_dsn("mysql://me:pa/ss?@db/x"), public_dsn("postgresql://?service=crawl")
+    ('mysql://me:***@db/x', 'postgresql://?service=crawl')
     """
-    parts = urlsplit(dsn)
-    if not parts.netloc:
+    if "://" not in dsn or dsn.startswith("sqlite:"):
         return dsn
-    user, at, host = parts.netloc.rpartition("@")
+    scheme, _, rest = dsn.partition("://")
+    user, at, place = rest.rpartition("@")
     name, colon, _ = user.partition(":")
-    return urlunsplit((parts.scheme, f"{name}{':***' if colon else ''}{at}{host}", parts.path, "", ""))
+    where, _, query = place.partition("?")
+    kept = "&".join(pair for pair in query.split("&") if pair.partition("=")[0] in ("host", "service", "unix_socket"))
+    return f"{scheme}://{name}{':***' if colon else ''}{at}{where}{'?' if kept else ''}{kept}"
 
 
 def sqlite_path(dsn: str) -> str:

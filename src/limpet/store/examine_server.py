@@ -58,12 +58,25 @@ def facts(db: Database, *, now_s: Callable[[], float] = time.time) -> list[Fact]
     """Everything, in the order in which it is worth reading."""
     found = [_clock(db, now_s)]
     found += [*(_postgres(db) if db.name == "postgres" else _mysql(db))]
+    found.append(_oldest(db))
+    return found
+
+
+def _oldest(db: Database) -> Fact:
     old = oldest_transaction(db)
     if old is not None and old.age_s > SNAPSHOT_S:
-        found.append(Fact("oldest transaction", "warning", f"{old.told}; end it, or the crawl grows slower"))
-    else:
-        found.append(Fact("oldest transaction", "ok", "none that is older than a minute"))
-    return found
+        return Fact("oldest transaction", "warning", f"{old.told}; end it, or the crawl grows slower")
+    if not sees_others(db):
+        right = "GRANT pg_monitor TO it" if db.name == "postgres" else "GRANT PROCESS ON *.* TO it"
+        return Fact("oldest transaction", "note", f"this role sees none but its own: {right} shows all")
+    return Fact("oldest transaction", "ok", "none that is older than a minute")
+
+
+def sees_others(db: Database) -> bool:
+    """Whether this role may see the transactions of others."""
+    if db.name == "postgres":
+        return bool(db.rows_text("SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')")[0][0])
+    return bool(db.rows_text("SELECT 1 FROM information_schema.USER_PRIVILEGES WHERE PRIVILEGE_TYPE = 'PROCESS' LIMIT 1"))
 
 
 def oldest_transaction(db: Database) -> OldTransaction | None:
@@ -134,6 +147,7 @@ def _postgres(db: Database) -> Iterator[Fact]:
     yield _flag(settings, "full_page_writes", "a power cut of the server may leave a damaged database")
     yield _flag(settings, "autovacuum", "the hot tables grow with each commit", verdict="warning")
     yield _postgres_replicas(db, settings)
+    yield from _slots(db)
     idle = int(settings.get("tcp_keepalives_idle") or 0)
     if not 0 < idle <= KEEPALIVE_S_MAX:
         yield Fact(
@@ -157,6 +171,16 @@ def _postgres_replicas(db: Database, settings: Mapping[str, str]) -> Fact:
             "replication", "warning", f"asynchronous ({shown}): a fail-over may lose the last commits, which are then collected again"
         )
     return Fact("replication", "ok", "no replica")
+
+
+def _slots(db: Database) -> Iterator[Fact]:
+    """Slots that nobody reads: the server keeps its log, and old rows, for whoever may come back."""
+    left = [str(row[0]) for row in db.rows_text("SELECT slot_name FROM pg_replication_slots WHERE NOT active ORDER BY slot_name")]
+    if left:
+        yield Fact(
+            "replication slots", "warning",
+            f"{', '.join(left)}: nobody reads it, and the server keeps its log until the disk is full; drop it, or start its replica",
+        )  # fmt: skip
 
 
 def _flag(settings: Mapping[str, str], name: str, otherwise: str, *, verdict: Verdict = "fault") -> Fact:

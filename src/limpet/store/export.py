@@ -34,11 +34,17 @@ class Choice:
     where: str
     values: tuple[object, ...]
     with_slot: bool = False  # each row says its slot: they are of several
+    spider: str = ""  # whose dataset it is
 
     @property
     def type(self) -> RecordType:
         """What the rows are."""
         return self.table.type
+
+    @property
+    def of_one_job(self) -> bool:
+        """Whether only one job can write such rows: the first of `values`."""
+        return self.table.type.scope == "job" and not self.with_slot
 
 
 @dataclass(slots=True)
@@ -84,7 +90,7 @@ def choose(db: Database, name: str, *, spider: str = "", slot: str | None = None
     owner, table = _one(db, name, spider)
     kind = table.type
     if all_slots:
-        return Choice(table, "1 = 1", (), with_slot=True)
+        return Choice(table, "1 = 1", (), with_slot=True, spider=owner)
     slots = _slots(db, owner)
     if slot is not None and slot not in slots:
         raise UsageError(f"spider {owner} has no job of slot {slot!r}; there {_are(slots)}")
@@ -92,18 +98,24 @@ def choose(db: Database, name: str, *, spider: str = "", slot: str | None = None
         if slot is None and len(slots) > 1:
             raise UsageError(f"{kind.name} has rows of {len(slots)} slots: name one with --slot, or take --all-slots; there {_are(slots)}")
         job = jobs.find(db, owner, slots[0] if slot is None and slots else slot or "")
-        return Choice(table, "_scope = ?" + (" AND _closed = ''" if table.history else ""), (job.id if job else -1,))
+        return Choice(table, "_scope = ?" + (" AND _closed = ''" if table.history else ""), (job.id if job else -1,), spider=owner)
     if table.history:
-        return _version(table, slot)
-    return Choice(table, "_scope = 0", ()) if slot is None else Choice(table, "_scope = 0 AND _slot = ?", (slot,))
+        return _version(table, slot, owner)
+    of_slot, values = ("", ()) if slot is None else (" AND _slot = ?", (slot,))
+    return Choice(table, f"_scope = 0{of_slot}", values, spider=owner)
 
 
-def _version(table: Table, slot: str | None) -> Choice:
+def owner_of(db: Database, name: str, spider: str = "") -> str:
+    """The spider whose dataset has that name; UsageError, naming what there is, where that is not one."""
+    return _one(db, name, spider)[0]
+
+
+def _version(table: Table, slot: str | None, owner: str) -> Choice:
     """Of each key the newest version up to a slot, unless it was closed by then."""
     up_to, values = ("", ()) if slot is None else (" AND e._slot <= ?", (slot,))
     newest = f"_slot = (SELECT MAX(e._slot) FROM {quote(table.name)} AS e WHERE e._scope = d._scope AND e._key = d._key{up_to})"
     closed = "_closed = ''" if slot is None else "(_closed = '' OR _closed > ?)"
-    return Choice(table, f"_scope = 0 AND {newest} AND {closed}", (*values, *values))
+    return Choice(table, f"_scope = 0 AND {newest} AND {closed}", (*values, *values), spider=owner)
 
 
 def _one(db: Database, name: str, spider: str) -> tuple[str, Table]:

@@ -8,11 +8,12 @@ pace lets start: what it touches does not depend on how many tasks wait. Invaria
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from limpet.batch import Claim, Part, Want
 from limpet.errors import InvariantBroken
+from limpet.store import charges
 from limpet.store.dialect import Database, Row
 from limpet.task import Lane, ShardId, TaskId, TaskKey
 
@@ -59,6 +60,8 @@ class Claimed:
     next_due_ms: int | None = None  # until the next retry of this shard is due
     suspect_due_ms: int | None = None  # until its next suspect is; None where it has none
     stopped: str = ""
+    is_short: bool = False  # some could not be paid for
+    money: Sequence[int] = (0, 0, 0, 0)  # as charges.MONEY says it
 
 
 def claim(db: Database, part: Part, want: Want) -> Claimed:
@@ -68,8 +71,16 @@ def claim(db: Database, part: Part, want: Want) -> Claimed:
         return Claimed(stopped=f"halted: {halted}" if halted else f"paused: {paused}")
     promote(db, part)
     ids, last_host = ([], want.after_host) if want.tasks <= 0 else _suspect(db, part, want) if want.solo else _round(db, part, want)
+    reserved: list[list[object]] = []
+    is_short = False
     if ids:
         stage_ids(db, ids)
+        if want.costs:
+            paid, reserved, is_short = charges.reserve(db, part, ids, want)
+            if len(paid) < len(ids):
+                ids = paid
+                stage_ids(db, ids)
+    if ids:
         taken = db.run("claim", job=part.job, shard=part.shard, epoch=part.epoch, n=part.n, solo=int(want.solo))
         if taken != len(ids):
             raise InvariantBroken(f"{len(ids)} tasks were claimable in shard {part.shard}, {taken} could be claimed", invariant="I6")
@@ -78,6 +89,8 @@ def claim(db: Database, part: Part, want: Want) -> Claimed:
         last_host=last_host,
         next_due_ms=_next_due(db, part, Lane.WAITING),
         suspect_due_ms=_next_due(db, part, Lane.SUSPECT),
+        is_short=is_short,
+        money=charges.put_reserved(db, reserved, int(db.one("clock")[0])) if reserved else (0, 0, 0, 0),  # type: ignore[index]
     )
 
 

@@ -75,7 +75,7 @@ class SourceRow:
 
     def starts(self) -> list[str]:
         """The starts that the row itself holds; none of a file."""
-        return [str(start) for start in json.loads(self.payload)] if self.payload else []
+        return [str(start) for start in json.loads(self.payload)] if self.payload and self.kind in ("list", "given") else []
 
 
 def find(db: Database, spider: str, slot: str) -> Job | None:

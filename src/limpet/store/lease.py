@@ -24,7 +24,7 @@ from limpet.batch import Kind, Part, digest, tries_digest
 from limpet.errors import InvariantBroken
 from limpet.failpoint import failpoint
 from limpet.settings import Settings
-from limpet.store import ledger
+from limpet.store import charges, ledger
 from limpet.store.dialect import Database
 from limpet.task import Epoch, Lane, Outcome, ShardId, State, lane_of, reclaimed
 
@@ -327,8 +327,9 @@ def reclaim(db: Database, part: Part, settings: Settings) -> tuple[int, int]:
     failpoint("takeover_reclaim")
     db.run("put_attempts")
     db.run("unpark", job=part.job, shard=part.shard, suspect_after=settings.suspect_after)
+    money = {charges.MONEY: charges.lose(db, part)}
     at_ms = int(db.one("clock")[0])  # type: ignore[index]
-    ledger.put(db, part, at_ms, Counter({Outcome.LOST: len(staged)}), tries_digest(tries), ledger.Found())
+    ledger.put(db, part, at_ms, Counter({Outcome.LOST: len(staged)}), tries_digest(tries), ledger.Found(), deltas=money)
     return len(staged), dead
 
 

@@ -43,7 +43,16 @@ def total(deltas: Iterable[Deltas]) -> dict[str, list[int]]:
     sums: dict[str, list[int]] = {}
     for one in deltas:
         for name, counts in one.items():
-            sums[name] = [a + b for a, b in zip(sums.get(name, [0] * len(DELTAS)), counts, strict=True)]
+            sums[name] = [a + b for a, b in zip(sums.get(name, [0] * len(counts)), counts, strict=True)]
+    return sums
+
+
+def noted(*several: Mapping[ShardId, Deltas]) -> dict[ShardId, dict[str, list[int]]]:
+    """What several steps changed, shard by shard and name by name."""
+    sums: dict[ShardId, dict[str, list[int]]] = {}
+    for each in several:
+        for shard, one in each.items():
+            sums[shard] = total([sums.get(shard, {}), one])
     return sums
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 from pymysql.constants import CLIENT, FIELD_TYPE, SERVER_STATUS
@@ -27,6 +25,7 @@ from limpet.errors import (
     InvariantBroken,
     OutcomeUnknown,
     PoisonRow,
+    RightMissing,
     StoreBusy,
     StoreCorrupt,
     StoreError,
@@ -36,6 +35,8 @@ from limpet.errors import (
 from limpet.store import mysql_words as words
 from limpet.store.deadline import Deadlines
 from limpet.store.dialect import Made, Row, Value, public_dsn, split, statements
+from limpet.store.mysql_session import arguments, keep_alive, settings_of
+from limpet.store.rights import MYSQL_DENIED, MYSQL_DOOR, mysql_grant
 from limpet.store.session import Session
 
 #: The clock of the database, read anew by each statement, in UTC whatever the server's zone is (`_SESSION`).
@@ -76,7 +77,8 @@ STREAM_ROWS = 2000
 PACKET_PART = 4
 
 #: Lock wait timeout, deadlock, "record has changed since last read", a killed statement: the whole transaction is safe to repeat.
-_BUSY = frozenset({1205, 1213, 1020, 1317, 1637, 3572})
+#: 1467 is a deadlock too: "failed to read auto-increment value" is said where the lock of the next id was one of those waited for.
+_BUSY = frozenset({1205, 1213, 1020, 1317, 1467, 1637, 3572})
 #: The data is refused: out of range, cut, wrong, too long, null, a CHECK; a duplicate key of a user's table, a SIGNAL.
 _DATA = frozenset({1264, 1265, 1292, 1366, 1406, 1048, 1062, 1101, 3819, 4025, 1300, 1153, 1644})
 #: The protocol's own tables refuse a row only where an invariant is broken.
@@ -102,7 +104,7 @@ class Mysql:
         self._half_lease_s = max(1, int(lease_s / 2))
         self._session = Session(
             self.place, self.reopen, write_s=deadline_s or min(STATEMENT_S, 4 * self._half_lease_s) + DEADLINE_MORE_S,
-            read_s=deadline_s or READ_DEADLINE_S,
+            read_s=deadline_s or READ_DEADLINE_S, readonly=readonly,
         )  # fmt: skip
         self._sql = _translated()
         self._openings = 0
@@ -115,11 +117,16 @@ class Mysql:
     # -- life ------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        with self._errors("connect"):
-            self.connection = pymysql.connect(
-                **arguments(self.dsn), charset="utf8mb4", autocommit=True, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS,
-                connect_timeout=10, read_timeout=self._session.read_s, write_timeout=self._session.read_s, conv=_CONVERSIONS,
-            )  # fmt: skip
+        try:
+            with self._errors("connect"):
+                self.connection = pymysql.connect(
+                    **arguments(self.dsn), charset="utf8mb4", autocommit=True, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS,
+                    connect_timeout=10, read_timeout=self._session.read_s, write_timeout=self._session.read_s, conv=_CONVERSIONS,
+                )  # fmt: skip
+        except StoreError as error:
+            if self._openings or not isinstance(error.__cause__, Exception) or _code(error.__cause__) not in MYSQL_DOOR:
+                raise
+            raise UsageError(str(error)) from error
         try:
             with self._errors("connect"), self._deadline(self._session.write_s):
                 keep_alive(self.connection)
@@ -128,7 +135,7 @@ class Mysql:
                     for statement in split(self._sql["stage_tables"]):
                         self._execute(statement)
         except BaseException:
-            self.close()
+            self._hang_up()
             raise
         self._openings += 1
         self._holds_schema = False
@@ -144,7 +151,7 @@ class Mysql:
             raise StoreUnavailable(f"{self.place}: expected READ-COMMITTED, found {isolation}")
         (row,) = self._execute("SELECT " + ", ".join(f"@@SESSION.{name}" for name in wanted))[1]
         for (name, value), found in zip(wanted.items(), row, strict=True):
-            ours = set(str(value).split(",")) if name == "sql_mode" else {str(value)}
+            ours = set(str(value).split(",")) if name in ("sql_mode", "optimizer_switch") else {str(value)}
             if not ours <= set(str(found).split(",")):
                 raise StoreUnavailable(f"{self.place}: {name} was not taken: expected {value}, found {found}")
         ((self._packet_bytes, is_readonly, version),) = self._execute("SELECT @@max_allowed_packet, @@GLOBAL.read_only, VERSION()")[1]
@@ -160,12 +167,17 @@ class Mysql:
 
     def reopen(self) -> None:
         """Throw the connection away and open a new one: nothing that it held stays."""
-        self.close()
+        self._hang_up()
         self._open()
 
     def close(self) -> None:
         """Close the connection, for good unless it is opened again; never raises."""
         self._session.is_closed = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Where no new connection can be had now, whoever needs one next tries again: an outage must not close this for good."""
+        self._session.is_lost = True
         self._deadlines.end()
         with contextlib.suppress(Exception):
             self.connection.close()
@@ -183,8 +195,8 @@ class Mysql:
 
     def begin(self) -> None:
         """START TRANSACTION; nothing where staging has begun it."""
+        self._session.may_write()
         if self._session.under_way:
-            self._session.ready()
             return
         self._start("START TRANSACTION")
         self._session.begun()
@@ -261,7 +273,7 @@ class Mysql:
     def run(self, statement: str, **values: Value) -> int:
         """Run a named statement; the rows it matched."""
         sql = self._sql[statement]
-        self._session.ready()
+        self._session.may_write()
         with self._errors(statement), self._deadline():
             return self._execute(sql, values)[0]
 
@@ -277,7 +289,7 @@ class Mysql:
 
     def run_text(self, sql: str, values: Sequence[Value] = ()) -> int:
         """Run SQL made of checked identifiers; the rows it matched. DDL commits, so a transaction is begun again after it."""
-        self._session.ready()
+        self._session.may_write()
         with self._errors(sql), self._deadline():
             try:
                 changed = self._execute(words.positional(sql), tuple(values) or None)[0]
@@ -310,7 +322,7 @@ class Mysql:
         """Insert many rows by statements of many values; `tail` is a conflict clause in SQLite's words."""
         tail = re.sub(r"ON CONFLICT \(.*\) DO NOTHING", "ON DUPLICATE KEY UPDATE _key = _key", tail)
         target, one = words.quoted(table), f"({','.join(['%s'] * width)})"
-        self._session.ready()
+        self._session.may_write()
         with self._errors(table), self._deadline():
             for piece in self._pieces(table, max(1, VALUES_MAX // width), rows):
                 flat = [value for row in piece for value in row]
@@ -354,6 +366,10 @@ class Mysql:
         """A statement of the schema, with MySQL's types."""
         return words.schema(sql, self._collation)
 
+    def said(self, sql: str, values: Sequence[Value]) -> str:
+        """A statement with its values in it."""
+        return str(self.connection.cursor().mogrify(words.positional(sql), tuple(values) or None))
+
     def catalogue(self) -> dict[str, Made]:
         """Everything in this database, with its columns."""
         columns: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -390,6 +406,8 @@ class Mysql:
         code, told = _code(error), f"{self.place}: {_told(error)} ({doing})"
         if code in _BUSY:
             return StoreBusy(told)
+        if code in MYSQL_DENIED:
+            return RightMissing(f"{told}; it takes {mysql_grant(told, database=arguments(self.dsn)['database'])}")
         if code in _CONSTRAINT and doing in self._sql:
             return InvariantBroken(f"{self.place}: a table of the protocol refuses a row ({doing}): {_told(error)}", invariant="schema")
         if code in _DATA or (isinstance(error, pymysql.DataError) and not code):
@@ -408,55 +426,6 @@ class Mysql:
     def lock_holder(self) -> str:
         """Nobody that can be told here."""
         return ""
-
-
-# -- addresses and sessions ----------------------------------------------------------------------
-
-
-def arguments(dsn: str) -> dict[str, Any]:
-    """What the driver needs of `mysql://user:password@host:port/database?unix_socket=...`.
-
-    >>> arguments("mysql://me:p%40ss@db:3307/crawl")["port"]
-    3307
-    """
-    parts = urlsplit(dsn)
-    if not parts.path.strip("/"):
-        raise UsageError(f"{public_dsn(dsn)!r} names no database: expected mysql://user@host:3306/database")
-    found: dict[str, Any] = {
-        "host": parts.hostname or "127.0.0.1", "port": parts.port or 3306, "user": unquote(parts.username or "root"),
-        "password": unquote(parts.password or ""), "database": unquote(parts.path.strip("/")),
-    }  # fmt: skip
-    query = dict(parse_qsl(parts.query))
-    if "unix_socket" in query:
-        found["unix_socket"] = query["unix_socket"]
-    return found
-
-
-def settings_of(half_lease_s: int, *, readonly: bool) -> dict[str, object]:
-    """What a session is set to: everything that would cut, guess or wait too long.
-
-    >>> settings_of(5, readonly=False)["wait_timeout"]
-    5
-    """
-    wanted: dict[str, object] = {
-        "time_zone": "+00:00", "sql_mode": "STRICT_ALL_TABLES,ANSI_QUOTES,PIPES_AS_CONCAT,NO_ENGINE_SUBSTITUTION", "autocommit": 1,
-        "innodb_lock_wait_timeout": min(5, half_lease_s),
-    }  # fmt: skip
-    if readonly:
-        return wanted | {"wait_timeout": 3600}
-    # Frozen between two statements, or in the middle of one: either way its locks end before its lease.
-    return wanted | {"wait_timeout": half_lease_s, "net_read_timeout": half_lease_s, "net_write_timeout": half_lease_s}
-
-
-def keep_alive(connection: pymysql.Connection[Any]) -> None:
-    """Have the system find out about a peer that is gone, within some 15 s."""
-    line = getattr(connection, "_sock", None)
-    if line is None or line.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000)):
-        if hasattr(socket, name):
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _whole(text: bytes | str) -> int | float:

@@ -46,12 +46,13 @@ def positional(sql: str) -> str:
 #: Columns of bytes that are keys or digests: short, and indexed.
 _SHORT_BYTES = (
     r"key|_key|task_key|_task_key|target|digest|key_digest|batch_id|code|paused_code|verified|previous|seal|offered|content|_content"
+    r"|request|vector"
 )
 #: Columns of text that are names and words, some of them in a key (which holds 3072 bytes): an origin has up to 270
 #: characters, a name of ours less. Every other text may be long.
 _SHORT_TEXT = (
     r"name|spider|slot|_slot|_closed|worker|owner|boot|host|kind|state|lane|outcome|what|who|origin|authority|handler|type"
-    r"|scope|policy|dataset"
+    r"|scope|policy|dataset|day|incident"
 )
 _SHORT_TEXT_CHARS = 300
 

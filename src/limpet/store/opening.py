@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from limpet.batch import Part, Want
 from limpet.errors import InvariantBroken, LimpetError, OutcomeUnknown, PoisonRow, UsageError
 from limpet.record import RecordType
 from limpet.settings import SHARDS_SERVER, SHARDS_SQLITE, Settings
-from limpet.store import bisect, jobs, lease, migrate
-from limpet.store.commit import Committed, Context, check_parts, commit
+from limpet.store import alerts, bisect, charges, jobs, lease, migrate
+from limpet.store.commit import Committed, Context, check_parts
 from limpet.store.dialect import Database, public_dsn, sqlite_path
 from limpet.store.known import KnownKeys
 from limpet.store.sqlite import Sqlite
@@ -72,6 +72,7 @@ class Store:
     tables: dict[str, Table] = field(default_factory=dict)
     known: KnownKeys = field(default_factory=KnownKeys)
     unsettled: bool = False  # the last commit's outcome is unknown: the same parts must come again
+    acknowledged: dict[ShardId, int] = field(default_factory=dict)  # shard -> its highest batch that this process took for committed
 
     def again(self, *, readonly: bool = False) -> Store:
         """Another connection to the same database, for another thread."""
@@ -105,10 +106,18 @@ class Store:
     def take_over(self, row: lease.ShardRow, me: lease.Worker, code: bytes = b"") -> lease.Taken | None:
         """Make a shard ours; None where somebody else was faster."""
         assert self.job is not None, "a shard is taken over for a job"
-        return lease.take_over(self.db, self.job.id, row, me, self.settings, code)
+        taken = lease.take_over(self.db, self.job.id, row, me, self.settings, code)
+        if taken is not None:
+            self.acknowledged[taken.shard] = taken.watermark
+        return taken
 
     def commit(self, parts: Sequence[Part], wants: Mapping[ShardId, Want] | None = None) -> list[Committed]:
         """Commit parts; a list, since a refused batch commits in pieces. A broken invariant halts the job first."""
+        done = self._commit(parts, wants)
+        self.acknowledged.update((part.shard, part.n) for one in done for part in one.parts)
+        return done
+
+    def _commit(self, parts: Sequence[Part], wants: Mapping[ShardId, Want] | None) -> list[Committed]:
         assert self.job is not None, "parts are committed for a job"
         check_parts(parts)
         self.known.belongs_to(self.db.incarnation())
@@ -116,7 +125,7 @@ class Store:
         try:
             if self.unsettled:
                 try:
-                    done = [commit(self.db, context, parts, wants or {}, unsettled=True)]
+                    done = [bisect.commit_without_losers(self.db, context, parts, wants or {}, unsettled=True)]
                 except PoisonRow:  # settled: it was not written, and its data is refused
                     self.unsettled = False
                 else:
@@ -132,21 +141,33 @@ class Store:
 
     def halt(self, reason: str) -> None:
         """Stop the job for everybody: nobody claims until `verify --full` passes."""
-        self._on_job("halt", reason=reason)
+        self._on_job("halt", alerts.HALTED, reason=reason)
 
     def pause(self, reason: str, code: bytes = b"") -> None:
-        """Stop claiming; cleared by retry, resume, or a run with other spider code."""
-        self._on_job("pause", reason=reason, code=code)
+        """Stop claiming; cleared by retry, resume, or a run with other spider code. With the code of a spider it is the breaker's."""
+        self._on_job("pause", alerts.BREAKER if code else "", reason=reason, code=code)
+
+    def set_budget(self, micro: int | None) -> None:
+        """Say what the job may spend in all, in micro-credits; None for no limit."""
+        assert self.job is not None, "a budget is a job's"
+        self._write("put_purse", name=charges.job_purse(self.job.id), budget=micro)
 
     def resume(self) -> None:
         """Take a pause back."""
         self._on_job("resume")
 
-    def _on_job(self, statement: str, **values: object) -> None:
+    def _on_job(self, statement: str, alert: str = "", **values: object) -> None:
         assert self.job is not None, "a job is stopped, not a database"
+        job = self.job
+        self._write(
+            statement, (lambda: alerts.put_now(self.db, job, alert, str(values["reason"]))) if alert else None, job=job.id, **values
+        )
+
+    def _write(self, statement: str, also: Callable[[], None] | None = None, **values: object) -> None:
         self.db.begin()
         try:
-            self.db.run(statement, job=self.job.id, **values)
+            if self.db.run(statement, **values) and also is not None:  # by the one who changed the row: a second halt tells nobody anew
+                also()
             self.db.commit()
         except BaseException:
             self.db.rollback()

@@ -16,6 +16,7 @@ from limpet.store import jobs
 from limpet.store.dialect import Database, quote
 from limpet.store.examine_server import OldTransaction, oldest_transaction
 from limpet.store.opening import Store
+from limpet.store.sealing import Sealed, sealed_of
 from limpet.store.standing import standing
 from limpet.store.tables import load_tables
 from limpet.store.views import PAGE_ROWS, WINDOW_MS, WorkerRow, authority_of, snapshot, workers_of_job
@@ -120,6 +121,7 @@ class Status:
     oldest_open_ms: int | None = None  # when the oldest open task was found
     skipped_by_reason: dict[str, int] | None = None  # None: not counted, there are too many
     hosts: list[HostRow] | None = None
+    sealed: Sealed | None = None  # its tasks and tries were removed
     oldest_transaction: OldTransaction | None = None  # of anybody's, on a server
     scheme_twins: int | None = None  # tasks that differ from another only in http and https
 
@@ -141,11 +143,13 @@ def status(store: Store, job: jobs.Job, *, whole: bool | None = None) -> Status:
         whole = books.discovered <= WHOLE_MAX if whole is None else whole
         lanes = {str(lane): _lane(db, job.id, lane) for lane in (Lane.RUNNING, Lane.WAITING, Lane.SUSPECT, Lane.PARKED)}
         dead: dict[str, int] = dict(db.rows("view_dead", job=job.id))
+        seal = sealed_of(db, job.id)
         states, oldest = _states_whole(db, job.id) if whole else (_states_of_books(db, job.id, books, lanes, sum(dead.values())), None)
         found = Status(
             job=job,
             books=books,
-            states=states,
+            states=_states_sealed(seal) if seal else states,
+            sealed=seal,
             lanes=lanes,
             dead_by_reason=dead,
             workers=workers_of_job(db, job.id, books.now_ms),
@@ -193,6 +197,11 @@ def _states_of_books(db: Database, job: int, books: Books, lanes: dict[str, Lane
     return {str(State.PENDING): books.discovered - sum(states.values()), **{str(state): n for state, n in states.items()}}
 
 
+def _states_sealed(seal: Sealed) -> dict[str, int]:
+    ended = {State.DONE: seal.done, State.SKIPPED: seal.skipped, State.DEAD: seal.dead}
+    return {str(state): ended.get(state, 0) for state in State}
+
+
 def _states_whole(db: Database, job: int) -> tuple[dict[str, int], int | None]:
     """How many tasks are in each state, by reading them, and when the oldest open one was found."""
     states = dict.fromkeys(map(str, State), 0)
@@ -235,8 +244,17 @@ def _hosts(db: Database, job: jobs.Job) -> list[HostRow]:
     for host, state, tasks, task in db.rows("view_hosts", job=job.id):
         states[host][state] = tasks
         some_task[host] = task
-    rows = [HostRow(_authority(db, job, host, some_task[host]), by) for host, by in states.items()]
+    rows = _folded([HostRow(_authority(db, job, host, some_task[host]), by) for host, by in states.items()])
     return sorted(rows, key=lambda row: (-row.open, -sum(row.states.values()), row.authority))
+
+
+def _folded(rows: list[HostRow]) -> list[HostRow]:
+    """The 64 hosts of ours on which a handler's calls lie are one line: `ranks (calls)`."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        name, plus, _ = row.authority.rpartition("+")
+        found[f"{name} (calls)" if plus else row.authority].update(row.states)
+    return [HostRow(authority, dict(states)) for authority, states in found.items()]
 
 
 def _authority(db: Database, job: jobs.Job, host: int, task: int) -> str:

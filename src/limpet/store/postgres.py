@@ -10,7 +10,6 @@ black hole after COMMIT answers keep-alives for ever.
 from __future__ import annotations
 
 import contextlib
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -25,6 +24,7 @@ from limpet.errors import (
     InvariantBroken,
     OutcomeUnknown,
     PoisonRow,
+    RightMissing,
     StoreBusy,
     StoreCorrupt,
     StoreError,
@@ -33,6 +33,8 @@ from limpet.errors import (
 )
 from limpet.store.deadline import Deadlines
 from limpet.store.dialect import Made, Row, Value, public_dsn, statements
+from limpet.store.postgres_words import positional, schema, translate
+from limpet.store.rights import postgres_grant, refused_at_the_door
 from limpet.store.session import Session
 
 #: The clock of the database, read anew by each statement: now() is the transaction's start.
@@ -41,6 +43,8 @@ NOW_MS = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 #: Limits of a transaction, in milliseconds, all below the shortest lease that is sensible: a worker that is
 #: frozen inside one must not block a take-over. A lease shorter than twice this shortens them (`limits`).
 STATEMENT_MS = 30_000
+#: A statement gets so much even where the lease is shorter: a slow disk is no reason to end it.
+STATEMENT_MS_MIN = 3_000
 IDLE_MS = 5_000
 LOCK_MS = 5_000
 
@@ -116,27 +120,34 @@ class Postgres:
         self._limits = limits(lease_s)
         self._session = Session(
             self.place, self.reopen, write_s=deadline_s or self._limits["statement_timeout"] / 1000 + DEADLINE_MORE_S,
-            read_s=deadline_s or READ_DEADLINE_S,
+            read_s=deadline_s or READ_DEADLINE_S, readonly=readonly,
         )  # fmt: skip
         self._sql = _translated()
         self._address = address(dsn)
         self._openings = 0
         self._deadlines = Deadlines()
+        self._has_written = False  # in this transaction, to rows that others may wait for
         self._life = LIVES[0]
         self._open()
 
     # -- life ------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        with self._errors("connect"):
-            self.connection = psycopg.connect(autocommit=True, prepare_threshold=None, **self._address)
+        try:
+            with self._errors("connect"):
+                self.connection = psycopg.connect(autocommit=True, prepare_threshold=None, **self._address)
+        except StoreUnavailable as error:
+            advice = refused_at_the_door(str(error), role=str(self._address.get("user", "this role")))
+            if self._openings or not advice:
+                raise
+            raise UsageError(f"{error}; {advice}") from error
         try:
             with self._errors("connect"), self._deadline(self._session.write_s):
                 self._life = self._readable_life()
                 if not self.readonly:
                     self._read_back()
         except BaseException:
-            self.close()
+            self._hang_up()
             raise
         self._openings += 1
         self._session.opened()
@@ -150,26 +161,32 @@ class Postgres:
 
     def _read_back(self) -> None:
         """Hold what a transaction has against what it was told: a pooler, or a role's own settings, may differ."""
+        wanted: Mapping[str, object] = {"transaction_isolation": "read committed", "synchronous_commit": "on", **self._limits}
+        asked = ["server_encoding", "transaction_read_only", *wanted]
         self._begin()
-        found = dict(self.connection.execute("SELECT name, setting FROM pg_settings").fetchall())
+        found = dict(self.connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY (%s)", (asked,)).fetchall())
         self.connection.execute("ROLLBACK")
         if found["server_encoding"] != "UTF8":
             raise UsageError(f"{self.place}: the database's encoding is {found['server_encoding']}; Limpet needs UTF8")
         if found["transaction_read_only"] != "off":
             raise StoreUnavailable(f"{self.place} takes no writes (a replica?): name the primary")
-        wanted: Mapping[str, object] = {"transaction_isolation": "read committed", "synchronous_commit": "on", **self._limits}
         for name, value in wanted.items():
             if found[name] != str(value):
                 raise StoreUnavailable(f"{self.place}: {name} was not taken: expected {value}, found {found[name]}")
 
     def reopen(self) -> None:
         """Throw the connection away and open a new one: nothing that it held stays."""
-        self.close()
+        self._hang_up()
         self._open()
 
     def close(self) -> None:
         """Close the connection, for good unless it is opened again; never raises."""
         self._session.is_closed = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Where no new connection can be had now, whoever needs one next tries again: an outage must not close this for good."""
+        self._session.is_lost = True
         self._deadlines.end()
         with contextlib.suppress(Exception):
             self.connection.close()
@@ -187,13 +204,14 @@ class Postgres:
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
             + "".join(f"SET LOCAL {name} = {value}; " for name, value in self._limits.items())
             + f"SET LOCAL tcp_keepalives_idle = {keep_alive_s}; SET LOCAL tcp_keepalives_interval = 1; SET LOCAL tcp_keepalives_count = 3; "
+            f"SET LOCAL tcp_user_timeout = {self._limits['lock_timeout']}; "  # of an answer that a sleeper takes no more of
             "SET LOCAL synchronous_commit = on; SET LOCAL client_min_messages = warning"
         )
 
     def begin(self) -> None:
         """BEGIN with this transaction's limits; nothing where staging has begun it."""
+        self._session.may_write()
         if self._session.under_way:
-            self._session.ready()
             return
         self._session.again(self._begin_once)
         self._session.begun()
@@ -274,7 +292,8 @@ class Postgres:
         return self._session.again(lambda: self._read(sql, positional(sql), values))
 
     def _run(self, doing: str, sql: str, values: Mapping[str, Value] | Sequence[Value]) -> int:
-        self._session.ready()
+        self._session.may_write()
+        self._has_written = True
         with self._errors(doing), self._deadline():
             return max(0, self.connection.execute(sql, values).rowcount)
 
@@ -304,13 +323,16 @@ class Postgres:
             return cursor.fetchmany(STREAM_ROWS)
 
     def stage(self, table: str, width: int, rows: Sequence[Row], *, tail: str = "") -> None:
-        """Rows into a staging table by binary COPY; into any other by a few statements of many values."""
+        """Rows into a staging table by binary COPY; into any other, and once shared rows are held, by a few statements of many values.
+
+        No time-out of the server's ends a COPY whose client sleeps: begun after the fence, it would keep a shard for ever.
+        """
         if not rows:
             return
-        self._session.ready()
+        self._session.may_write()
         with self._errors(table), self._deadline(), self.connection.cursor() as cursor:
             types = STAGE_TYPES.get(table)
-            if types and not tail:
+            if types and not tail and not self._has_written:
                 with cursor.copy(f"COPY {table} FROM STDIN (FORMAT BINARY)") as copy:
                     copy.set_types(types.split())
                     for row in rows:
@@ -328,6 +350,7 @@ class Postgres:
         self.begin()
         with self._errors("unstage"), self._deadline():
             self.connection.execute(f"{self._sql['stage_tables']}; {self._sql['unstage']}")
+        self._has_written = False
 
     def has_table(self, name: str) -> bool:
         """Whether a table of that name is on the search path, as this statement's snapshot has it.
@@ -344,6 +367,10 @@ class Postgres:
     def ddl(self, sql: str) -> str:
         """A statement of the schema, with PostgreSQL's types."""
         return schema(sql)
+
+    def said(self, sql: str, values: Sequence[Value]) -> str:
+        """A statement with its values in it."""
+        return psycopg.ClientCursor(self.connection).mogrify(positional(sql), values)
 
     def catalogue(self) -> dict[str, Made]:
         """Everything in the schema that is made into, with its columns."""
@@ -376,6 +403,9 @@ class Postgres:
         state, told = error.sqlstate or "", f"{self.place}: {_told(error)} ({doing})"
         if isinstance(error, _BUSY):
             return StoreBusy(told)
+        if state in ("42501", "3F000"):  # without a right to its schema a role has none
+            info = self.connection.info
+            return RightMissing(f"{told}; it takes {postgres_grant(told, role=info.user, database=info.dbname)}")
         if state[:2] == "23" and doing in self._sql:  # our own tables refuse a row: no page's data is to blame
             return InvariantBroken(f"{self.place}: a table of the protocol refuses a row ({doing}): {_told(error)}", invariant="schema")
         if state[:2] in _DATA_CLASSES or (isinstance(error, psycopg.DataError) and not state):
@@ -411,11 +441,11 @@ def limits(lease_s: float) -> dict[str, int]:
     """What a transaction may take, in milliseconds, at a lease.
 
     >>> limits(2.0)
-    {'statement_timeout': 4000, 'lock_timeout': 1000, 'idle_in_transaction_session_timeout': 1000}
+    {'statement_timeout': 3000, 'lock_timeout': 1000, 'idle_in_transaction_session_timeout': 1000}
     """
     half = max(200, round(lease_s * 500))
     return {
-        "statement_timeout": min(STATEMENT_MS, 4 * half), "lock_timeout": min(LOCK_MS, half),
+        "statement_timeout": min(STATEMENT_MS, max(STATEMENT_MS_MIN, round(lease_s * 900))), "lock_timeout": min(LOCK_MS, half),
         "idle_in_transaction_session_timeout": min(IDLE_MS, half),
     }  # fmt: skip
 
@@ -426,57 +456,6 @@ def _told(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-_NAMED = re.compile(r"(?<![:\w]):([a-z_]+)\b")
-
-
 @cache
 def _translated() -> dict[str, str]:
     return {name: translate(sql) for name, sql in statements("postgres", NOW_MS).items()}
-
-
-@cache
-def translate(sql: str) -> str:
-    """A statement with psycopg's placeholders.
-
-    >>> translate("SELECT :a, x::text, '50 %' WHERE b = :b")
-    "SELECT %(a)s, x::text, '50 %%' WHERE b = %(b)s"
-    """
-    return _NAMED.sub(r"%(\1)s", sql.replace("%", "%%"))
-
-
-@cache
-def positional(sql: str) -> str:
-    """SQL with `?` for values, with psycopg's placeholders."""
-    return sql.replace("%", "%%").replace("?", "%s")
-
-
-#: Tables whose rows change in place, again and again: pages with room for the next version of a row, and vacuum long before
-#: a fifth of 20 million rows is dead. Of a few rows that change with every batch or beat (shard, worker, host) the dead are
-#: swept by number: one hot row with 14,000 dead versions was five times slower (PgQue #61).
-STORAGE = {
-    "task": "fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02",
-    "shard": "fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200",
-    "worker": "fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200",
-    "host": "fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500",
-}
-_TABLE = re.compile(r"\s*CREATE TABLE (\w+) ")
-
-
-def schema(sql: str) -> str:
-    """The schema of SQLite's form, as PostgreSQL says it.
-
-    >>> schema("CREATE TABLE moved (key BLOB NOT NULL) WITHOUT ROWID")
-    'CREATE TABLE moved (key BYTEA NOT NULL)'
-    """
-    for pattern, said in (
-        (r"\bINTEGER PRIMARY KEY\b", "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"),
-        (r"\bINTEGER\b", "BIGINT"),
-        (r"\bBLOB\b", "BYTEA"),
-        (r"\bTEXT\b", 'TEXT COLLATE "C"'),  # slots and keys are compared as Python and SQLite compare them
-        (r"\bREAL\b", "DOUBLE PRECISION"),
-        (r"\bx''", "''"),
-        (r"\) WITHOUT ROWID", ")"),
-    ):
-        sql = re.sub(pattern, said, sql)
-    made = _TABLE.match(sql)
-    return f"{sql} WITH ({STORAGE[made[1]]})" if made and made[1] in STORAGE else sql

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from limpet.settings import Settings
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
+from limpet.store.sealing import Sealed
 from limpet.store.tables import Table
 
 #: Findings of one fault that a verdict shows; all of them are counted. A damaged table could break millions of rows.
@@ -72,6 +73,7 @@ FAULTS: dict[str, Fault] = {
     "tries": Fault("I2", _NONE, "a batch has more or fewer attempt rows than it counted"),
     "digest": Fault("I2", _NONE, "the attempt rows of a batch are not those that it digested"),
     "try": Fault("I2", _NONE, "an attempt row belongs to no task of its shard"),
+    "sealed": Fault("I2", _NONE, "what a sealed job came to is not what its ledger adds up to"),
     "revisits": Fault("I2", _NONE, "a batch has more or fewer revisit rows than it counted"),
     # I3: sources and stamps.
     "missing": Fault("I3", Remedy.REDISCOVER, "tasks that a batch discovered are gone"),
@@ -105,6 +107,14 @@ FAULTS: dict[str, Fault] = {
     "history": Fault("I7", _NONE, "the tries of a task are no legal history"),
     "claims": Fault("I7", Remedy.RECOUNT, "a shard's claims are not its attempt rows and open tries"),
     "cap": Fault("I7", _NONE, "a task has more strikes or solo losses than its cap"),
+    # I8: money.
+    "charge": Fault("I8", _NONE, "a charge is not of a try that is where the charge's state says"),
+    "money": Fault("I8", _NONE, "allowance, reserved, spent and unknown are not what was granted"),
+    "kept": Fault("I8", _NONE, "an answer is kept for a task that is done"),
+    # I9: what tasks share.
+    "tally": Fault("I9", _NONE, "a tally is not the sum of the ledger's deltas"),
+    "register": Fault("I9", _NONE, "the versions of a register are no history"),
+    "mark": Fault("I9", _NONE, "a high-water mark fell"),
 }  # fmt: skip
 
 
@@ -195,6 +205,7 @@ class Evidence:
     after: Mapping[int, int] = field(default_factory=dict)  # shard -> batch up to which it was proved before
     tables: Mapping[str, Table] = field(default_factory=dict)
     chunk: int = 5000
+    sealed: Sealed | None = None  # its tasks and tries were removed: see verify_sealed.py
     limits: Settings | None = None  # given where the job ran under one set of caps from start to end
 
 

@@ -24,6 +24,7 @@ from limpet.store.jobs import Job
 from limpet.store.opening import Store
 from limpet.store.proofs import FAULTS, Finding, Remedy, several
 from limpet.store.repair_work import Withdrawn, Work
+from limpet.store.sealing import refuse_sealed, sealed_of
 from limpet.store.tables import load_tables
 from limpet.store.verify import UNREADABLE, Verdict, verify, verify_job
 from limpet.store.verify_tasks import GONE
@@ -98,8 +99,12 @@ def repair(
 
     Raises UsageError while a living worker owns a shard of the job, and for batches that do not exist.
     """
-    now, later, beyond = _plan(findings)
     named = sorted(set(batches))
+    if named:
+        refuse_sealed(store.db, job)
+    elif sealed_of(store.db, job.id) is not None:  # a repair is a batch, or puts tasks back: a sealed job has neither
+        return Repaired(beyond=tuple(findings))
+    now, later, beyond = _plan(findings)
     if not now and not named:
         return Repaired(later=later, beyond=beyond)
     job = jobs.read(store.db, job.id)
@@ -200,6 +205,7 @@ def _mend(work: Work, me: lease.Worker, findings: Sequence[Finding], named: Sequ
     _remake(work, by_remedy.get(Remedy.REMAKE, ()))
     repair_tasks.mend(work, by_remedy)
     repair_records.mend(work, by_remedy)
+    work.db.one("repair_next_task")
     for shard, n in named:
         work.ask_back(shard, repair_tasks.tried_in(work, shard, n))
     for remedy, its in by_remedy.items():

@@ -108,6 +108,8 @@ def _promote(work: Work, table: Table, key: bytes) -> None:
         _row_of(work, table, key, offer),
     )
     work.db.run("drop_offer", dataset=table.name, scope=scope, key=key, slot=slot, task_key=offer[0])
+    own = next(iter(work.owned.values()), None) or work.own(offer[4])
+    work.db.run("put_heir", dataset=table.name, scope=scope, key=key, job=own.job, shard=own.shard, n=own.n)
 
 
 def _row_of(work: Work, table: Table, key: bytes, offer: Row) -> Row:

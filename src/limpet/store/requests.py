@@ -15,6 +15,7 @@ from limpet.batch import Kind, Part, canonical_json
 from limpet.errors import OwnershipLost, UsageError
 from limpet.store import jobs, lease
 from limpet.store.opening import Store
+from limpet.store.sealing import refuse_sealed
 from limpet.task import ShardId
 
 #: Bytes of a request's argument: it is read with each batch until it is done with.
@@ -51,6 +52,7 @@ def ask(store: Store, what: str, argument: Mapping[str, object], *, shards: Iter
         raise UsageError(f"a request of {len(text):,} bytes; expected at most {ARGUMENT_BYTES_MAX:,}: ask for fewer tasks at once")
     store.db.begin()
     try:
+        refuse_sealed(store.db, job)
         before = int(store.db.rows("view_last_request")[0][0])
         for shard in shards:
             store.db.run("put_request", job=job.id, shard=shard, what=what, argument=text, who=who)
@@ -113,7 +115,8 @@ def _commit(store: Store, part: Part) -> int:
 
 
 def _waiting(store: Store, job: jobs.Job) -> set[ShardId]:
-    return {ShardId(row[0]) for row in store.db.rows("view_open_request_shards", job=job.id)}
+    asked = store.db.rows("view_open_request_shards", job=job.id) + store.db.rows("shards_with_settlements", job=job.id)
+    return {ShardId(row[0]) for row in asked}
 
 
 def shards_with_dead(store: Store) -> list[int]:

@@ -24,6 +24,7 @@ class Session:
     open: Callable[[], None]
     write_s: float  # inside a transaction that writes
     read_s: float  # outside, and in a snapshot
+    readonly: bool = False  # opened for reading: nothing may be written on it
     under_way: bool = False  # a transaction of ours, from staging or BEGIN to COMMIT or ROLLBACK
     is_snapshot: bool = False  # it writes nothing
     is_lost: bool = False
@@ -42,6 +43,12 @@ class Session:
             if self.under_way:
                 raise StoreUnavailable(f"{self.place}: the connection was lost inside a transaction, which wrote nothing")
             self.open()
+
+    def may_write(self) -> None:
+        """A connection to write on; StoreUnavailable on one that was opened for reading: behind a pooler no setting holds that."""
+        if self.readonly:
+            raise StoreUnavailable(f"{self.place}: this connection was opened for reading")
+        self.ready()
 
     def again(self, action: Callable[[], Answer]) -> Answer:
         """Do what may be done twice (BEGIN, a read outside a transaction): an idle connection may turn out to be lost."""

@@ -306,6 +306,13 @@ class Sqlite:
         """A statement of the schema: it is written in SQLite's words."""
         return sql
 
+    def said(self, sql: str, values: Sequence[Value]) -> str:
+        """A statement with its values in it."""
+        pieces = sql.split("?") if values else [sql]
+        return pieces[0] + "".join(
+            "'" + str(value).replace("'", "''") + "'" + piece for value, piece in zip(values, pieces[1:], strict=True)
+        )
+
     def catalogue(self) -> dict[str, Made]:
         """Everything in the file, with the text that made it."""
         rows = self.rows_text("SELECT name, type, tbl_name, COALESCE(sql, '') FROM sqlite_master")

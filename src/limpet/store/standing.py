@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from limpet.batch import canonical_json
 from limpet.store.dialect import Database
+from limpet.store.sealing import sealed_of
 
 #: Rows of moved tasks that are looked at in one step.
 MOVED_CHUNK = 1000
@@ -145,10 +146,12 @@ def counts_of(db: Database, job: int) -> Counts:
     sums = db.one("ledger_sums", job=job) or (0, 0, 0)
     back: dict[str, int] = dict(db.rows("put_back_by_outcome", job=job))
     dead = db.one("count_dead", job=job) or (0,)
+    seal = sealed_of(db, job)
     records: dict[str, int] = {}
     for (deltas,) in db.rows("ledger_deltas", job=job):
-        for name, (new, _replaced, _kept, removed, _conflicts) in json.loads(deltas).items():
-            if name.startswith("~"):
-                continue  # a repair's note on tasks
-            records[name] = records.get(name, 0) + new - removed
+        for name, counts in json.loads(deltas).items():
+            if not name.startswith("~"):  # else a note on money, tallies, or a repair's on tasks
+                records[name] = records.get(name, 0) + counts[0] - counts[3]
+    if seal is not None:
+        return Counts(seal.tasks, seal.done, seal.skipped, seal.dead, dict(sorted(records.items())))
     return Counts(sums[0], sums[1] - back.get("done", 0), sums[2] - back.get("skipped", 0), dead[0], dict(sorted(records.items())))

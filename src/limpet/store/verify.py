@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from limpet.batch import digest
 from limpet.errors import StoreCorrupt, StoreError, UsageError
 from limpet.settings import Settings
-from limpet.store import jobs, verify_books, verify_records, verify_schema, verify_tasks
+from limpet.store import alerts, jobs, verify_books, verify_money, verify_records, verify_schema, verify_sealed, verify_tasks
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
 from limpet.store.opening import Store
 from limpet.store.proofs import FAULTS, Evidence, Fault, Finding, Head, Remedy, Report, several
+from limpet.store.sealing import sealed_of
 from limpet.store.tables import load_tables
 
 __all__ = ["FAULTS", "Fault", "Finding", "Remedy", "Verdict", "is_verified", "verify", "verify_job", "verify_shard"]
@@ -104,6 +105,7 @@ class Proof:
     run: Callable[[Evidence], None]
     whole: bool  # only by a full verify; otherwise by an incremental one
     always: bool = False  # by both
+    sealed: bool = False  # also of a sealed job, which has no tasks
 
 
 def _books(evidence: Evidence) -> None:
@@ -119,7 +121,8 @@ def _touched(evidence: Evidence) -> None:
 def _records(evidence: Evidence) -> None:
     for table in evidence.tables.values():
         verify_records.RecordProof(evidence, table).prove()
-    verify_records.prove_counts(evidence)
+    if evidence.sealed is None:
+        verify_records.prove_counts(evidence)
 
 
 def _records_of_batches(evidence: Evidence) -> None:
@@ -135,24 +138,31 @@ def prove_records_of_batches(evidence: Evidence, shard: int, after: int, upto: i
         verify_records.prove_counts_of_batches(evidence, shard, low, high)
 
 
+def _sealed(evidence: Evidence) -> None:
+    verify_sealed.prove_sealed(evidence, vector_digest(evidence.heads))
+
+
 def _stamps(evidence: Evidence) -> None:
     verify_books.prove_stamps(evidence, evidence.heads)
 
 
-#: In this order; a later feature adds its rows: I8 charges, I9 tallies and registers, I10 inbox and outbox.
+#: In this order; a later feature adds its rows: I10 inbox and outbox.
 PROOFS: tuple[Proof, ...] = (
-    Proof("file", verify_schema.prove_file, whole=True),
-    Proof("schema", verify_schema.prove_schema, whole=True, always=True),
-    Proof("I1 I2", _books, whole=True, always=True),
+    Proof("file", verify_schema.prove_file, whole=True, sealed=True),
+    Proof("schema", verify_schema.prove_schema, whole=True, always=True, sealed=True),
+    Proof("I1 I2", _books, whole=True, always=True, sealed=True),
+    Proof("I2 I8 of a sealed job", _sealed, whole=True, always=True, sealed=True),
     Proof("I3 I4 I6 I7", verify_tasks.prove_tasks, whole=True),
     Proof("I3 I4 I6 I7 of some batches", _touched, whole=False),
-    Proof("I5", _records, whole=True),
+    Proof("I5", _records, whole=True, sealed=True),
     Proof("I5 of some batches", _records_of_batches, whole=False),
-    Proof("I5 totals", verify_records.prove_totals, whole=True),
-    Proof("I5 offers of known datasets", verify_records.prove_datasets, whole=True),
+    Proof("I5 totals", verify_records.prove_totals, whole=True, sealed=True),
+    Proof("I5 offers of known datasets", verify_records.prove_datasets, whole=True, sealed=True),
+    Proof("I8", verify_money.prove_money, whole=True),
+    Proof("I9", verify_money.prove_shared, whole=True, sealed=True),
     Proof("I3 stamps", _stamps, whole=True, always=True),
     Proof("I3 notes", verify_books.prove_notes, whole=True),
-    Proof("schema, rows of nobody", verify_books.prove_strays, whole=True),
+    Proof("schema, rows of nobody", verify_books.prove_strays, whole=True, sealed=True),
 )
 
 
@@ -172,8 +182,9 @@ def verify(
     report = Report() if shown_max is None else Report(shown_max)
     evidence = Evidence(db, job, report, chunk=chunk, limits=limits)
     try:
+        evidence.sealed = sealed_of(db, job.id)
         for proof in PROOFS:
-            if not (proof.always or proof.whole == full):
+            if not (proof.always or proof.whole == full) or (evidence.sealed and not proof.sealed):
                 continue
             if any(fault in report.found for fault in UNREADABLE):
                 report.notes.append(f"not proved, since what it needs cannot be read: {proof.proves}")
@@ -226,10 +237,41 @@ def verify_job(
     verdict = verify(store.db, job, full=full, limits=limits, shown_max=shown_max)
     if not verdict.ok:
         with suppress(StoreError):  # a damaged file may take no write; the verdict stands all the same
-            _write(store.db, halt={"job": job.id, "reason": verdict.summary()})
+            _halt(store.db, job, verdict.summary())
     elif full:
-        _write(store.db, mark_verified={"job": job.id, "vector": vector_digest(verdict.heads)}, unhalt={"job": job.id})
+        _write(store.db, unhalt={"job": job.id})
+        _note_proof(store.db, job, vector_digest(verdict.heads))
     return verdict
+
+
+def _note_proof(db: Database, job: Job, vector: bytes) -> None:
+    """Note what was proved, unless the job has moved on since: whoever moved it may have proved it, and noted that, already.
+
+    The job's row is written first, so that of two who note proofs one waits for the other; what was proved is held
+    against the shards after that.
+    """
+    db.begin()
+    try:
+        db.run("mark_verified", job=job.id, vector=vector)
+        if _present_vector(db, job) == vector:
+            db.commit()
+        else:
+            db.rollback()
+    except BaseException:
+        db.rollback()
+        raise
+
+
+def _halt(db: Database, job: Job, reason: str) -> None:
+    """Halt the job, and where it was not halted already raise an alert, in one transaction."""
+    db.begin()
+    try:
+        if db.run("halt", job=job.id, reason=reason):
+            alerts.put_now(db, job, alerts.VERIFY, reason)
+        db.commit()
+    except BaseException:
+        db.rollback()
+        raise
 
 
 def _write(db: Database, **statements: Mapping[str, object]) -> None:
@@ -246,8 +288,11 @@ def _write(db: Database, **statements: Mapping[str, object]) -> None:
 def is_verified(db: Database, job: Job | int) -> bool:
     """Whether a full proof has passed since the job's last batch."""
     now = jobs.read(db, job if isinstance(job, int) else job.id)
-    heads = {shard: Head(epoch, watermark, verified) for shard, epoch, watermark, verified in db.rows("watermarks", job=now.id)}
-    return bool(now.verified) and now.verified == vector_digest(heads)
+    return bool(now.verified) and now.verified == _present_vector(db, now)
+
+
+def _present_vector(db: Database, job: Job) -> bytes:
+    return vector_digest({shard: Head(*its) for shard, *its in db.rows("watermarks", job=job.id)})
 
 
 def vector_digest(heads: Mapping[int, Head]) -> bytes:

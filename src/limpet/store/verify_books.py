@@ -99,7 +99,7 @@ def prove_books(evidence: Evidence, shard: int, after: int, upto: int, *, thorou
             return
         for row in rows:
             last = _prove_row(report, row, last)
-        for low, high, piece in _pieces(after, rows, evidence.chunk):
+        for low, high, piece in _pieces(after, rows, evidence.chunk) if evidence.sealed is None else ():
             _prove_tries(evidence, shard, low, high, piece, thorough=thorough)
         report.checked["batches"] += len(rows)
         after = last.n

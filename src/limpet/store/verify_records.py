@@ -23,11 +23,15 @@ from limpet.store.views import snapshot
 from limpet.task import Outcome
 from limpet.url import digest16
 
+#: In what a try ended that wrote records: done, or dead, where a handler for final failures wrote for it.
+WROTE = (str(Outcome.DONE), str(Outcome.DEAD))
+
 #: What a row's stamp leads to, and whether its task ended as done once more after that.
 _STAMP = ("a.outcome", "a.job", "a.shard", "a.n", "a.records", "t.key")
 _LATER = (
     "CASE WHEN t.tries = d._try THEN 0 WHEN EXISTS ("
-    "SELECT 1 FROM attempt AS b WHERE b.task = d._task AND b.try > d._try AND b.outcome = 'done') THEN 1 ELSE 0 END"
+    "SELECT 1 FROM attempt AS b WHERE b.task = d._task AND b.try > d._try "
+    "AND (b.outcome = 'done' OR (b.outcome = 'dead' AND b.records > 0))) THEN 1 ELSE 0 END"
 )
 
 #: Columns before a row's values: its place, Limpet's own, the stamp's.
@@ -178,11 +182,13 @@ class RecordProof:
     def _faults(self, record: _Record, values: Sequence[object]) -> Iterator[tuple[str, str]]:
         if wrong := self._wrong_hashes(record.key, record.key_text, record.content, values):
             yield wrong
-        if wrong_stamp := _wrong_stamp(record):
-            yield "stamp", wrong_stamp
         slot, scope = self._job.slot, self._table.scope_of(self._job)
         if (record.scope, record.slot) != (scope, slot):
             yield "closed", f"expected scope {scope}, slot {slot!r}, found {record.scope}, {record.slot!r}"
+        if self._evidence.sealed:
+            return  # the try that wrote it is gone; it was proved before it went
+        if wrong_stamp := _wrong_stamp(record):
+            yield "stamp", wrong_stamp
         if record.closed and not (self._table.history and record.closed == (slot or "closed") and record.is_later):
             yield "closed", f"it is closed ({record.closed!r}), but its task did not end as done again without it"
         if record.is_later and not record.closed:
@@ -225,8 +231,10 @@ class RecordProof:
             self._report.add("offer", message, shard=offer.shard, n=offer.n, task=offer.task, dataset=self._table.name, key=offer.key)
 
     def _wrong_offer(self, offer: _Offer) -> str:
-        stamp = (Outcome.DONE, offer.job, offer.shard, offer.n, offer.task_key)
-        if (offer.outcome, offer.try_job, offer.try_shard, offer.try_n, offer.its_key) != stamp:
+        stamp = (offer.job, offer.shard, offer.n, offer.task_key)
+        if self._evidence.sealed:
+            pass  # as with records
+        elif offer.outcome not in WROTE or (offer.try_job, offer.try_shard, offer.try_n, offer.its_key) != stamp:
             return f"its stamp is try {offer.tries} in batch {offer.n} of shard {offer.shard}, which did not end as done there"
         if offer.slot != self._job.slot:
             return f"it lies in slot {offer.slot!r}, expected {self._job.slot!r}"
@@ -267,7 +275,7 @@ def _wrong_stamp(record: _Record) -> str:
         return f"its stamp is {stamp}, which does not exist"
     if (record.try_job, record.try_shard, record.try_n) != (record.job, record.shard, record.n):
         return f"its stamp is {stamp}; that try was in batch {record.try_n} of shard {record.try_shard}"
-    if record.outcome != Outcome.DONE:
+    if record.outcome not in WROTE:
         return f"its stamp is {stamp}, which ended as {record.outcome}"
     if not record.try_records:
         return f"its stamp is {stamp}, which offered no record"
@@ -280,10 +288,10 @@ def _wrong_stamp(record: _Record) -> str:
 def prove_counts(evidence: Evidence) -> None:
     """Each try that ended as done has as many records and offers as it offered, range by range."""
     tries = (
-        "FROM task AS t JOIN attempt AS a ON a.task = t.id AND a.outcome = 'done' AND a.try = "
-        "CASE WHEN t.state = 'done' THEN t.tries "
-        "ELSE (SELECT MAX(b.try) FROM attempt AS b WHERE b.task = t.id AND b.outcome = 'done') END "
-        "WHERE t.id > ? AND t.id <= ? AND +t.job = ? AND a.records > 0 AND (t.state = 'done' OR t.revisits > 0)"
+        "FROM task AS t JOIN attempt AS a ON a.task = t.id AND a.outcome IN ('done', 'dead') AND a.try = "
+        "CASE WHEN t.state = 'done' THEN t.tries ELSE (SELECT MAX(b.try) FROM attempt AS b "
+        "WHERE b.task = t.id AND (b.outcome = 'done' OR (b.outcome = 'dead' AND b.records > 0))) END "
+        "WHERE t.id > ? AND t.id <= ? AND +t.job = ? AND a.records > 0 AND (t.state IN ('done', 'dead') OR t.revisits > 0)"
     )
     for low, high in ranges(evidence):
         _prove_counts(evidence, tries, (low, high, evidence.job.id))
@@ -292,8 +300,9 @@ def prove_counts(evidence: Evidence) -> None:
 def prove_counts_of_batches(evidence: Evidence, shard: int, after: int, upto: int) -> None:
     """The same of the tries that ended in some batches and were not made again since."""
     tries = (
-        "FROM attempt AS a WHERE a.job = ? AND a.shard = ? AND a.n > ? AND a.n <= ? AND a.outcome = 'done' AND a.records > 0 "
-        "AND NOT EXISTS (SELECT 1 FROM attempt AS b WHERE b.task = a.task AND b.try > a.try AND b.outcome = 'done')"
+        "FROM attempt AS a WHERE a.job = ? AND a.shard = ? AND a.n > ? AND a.n <= ? AND a.outcome IN ('done', 'dead') AND a.records > 0 "
+        "AND NOT EXISTS (SELECT 1 FROM attempt AS b WHERE b.task = a.task AND b.try > a.try "
+        "AND (b.outcome = 'done' OR (b.outcome = 'dead' AND b.records > 0)))"
     )
     _prove_counts(evidence, tries, (evidence.job.id, shard, after, upto))
 

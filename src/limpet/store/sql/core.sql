@@ -98,6 +98,10 @@ DELETE FROM offer WHERE dataset = :dataset AND scope = :scope AND key = :key AND
 -- name: offers_of_task
 SELECT dataset, scope, key, slot, task_key FROM offer WHERE task = :task
 
+-- name: put_heir
+INSERT INTO heir (dataset, scope, key, job, shard, n) VALUES (:dataset, :scope, :key, :job, :shard, :n)
+ON CONFLICT (dataset, scope, key, job, shard) DO UPDATE SET n = :n
+
 -- ---------------------------------------------------------------------------------------
 -- 4. Finish. Own tasks only, by id, from running; the number of rows is checked.
 -- ---------------------------------------------------------------------------------------
@@ -211,6 +215,163 @@ INSERT INTO revisit (job, shard, n, task, after_try)
 SELECT :job, :shard, :n, t.id, t.tries FROM stage_id AS s JOIN task AS t ON t.id = s.id
 
 -- ---------------------------------------------------------------------------------------
+-- 5. Account, money: charges, escrow and purses, answers that were paid for. See charges.py.
+-- ---------------------------------------------------------------------------------------
+
+-- name: reserved_charges
+SELECT task, try, reserved, day, amount FROM charge WHERE job = :job AND shard = :shard AND state = 'reserved'
+
+-- name: settle_charge
+UPDATE charge SET state = :state, amount = :amount, host = :host, requests = :requests, reason = :reason, n = :n, at_ms = {now_ms}
+ WHERE job = :job AND shard = :shard AND task = :task AND try = :try AND state = :before
+
+-- name: note_cost
+-- An answer that was paid for is kept: whatever becomes of the try, so much is known.
+UPDATE charge SET amount = :amount, n = :n WHERE job = :job AND shard = :shard AND task = :task AND try = :try AND state = 'reserved'
+
+-- name: lose_charges
+-- A take-over: what the former owner had reserved may have been sent, and counts as spent until it is settled. Where an answer
+-- was kept, it is known what that one cost.
+UPDATE charge SET state = CASE WHEN amount > 0 THEN 'charged' ELSE 'unknown' END,
+       amount = CASE WHEN amount > 0 THEN amount ELSE reserved END, reason = 'its worker was lost', n = :n, at_ms = {now_ms}
+ WHERE job = :job AND shard = :shard AND state = 'reserved'
+
+-- name: open_settlements
+SELECT s.task, s.try, s.state, s.amount, c.state, c.amount, c.day
+  FROM settlement AS s JOIN charge AS c ON c.job = s.job AND c.shard = s.shard AND c.task = s.task AND c.try = s.try
+ WHERE s.job = :job AND s.shard = :shard AND s.applied_n IS NULL ORDER BY s.task, s.try LIMIT :most
+
+-- name: close_settlement
+UPDATE settlement SET applied_n = :n WHERE job = :job AND shard = :shard AND task = :task AND try = :try AND applied_n IS NULL
+
+-- name: put_settlement
+INSERT INTO settlement (job, shard, task, try, state, amount, who, at_ms, applied_n)
+VALUES (:job, :shard, :task, :try, :state, :amount, :who, {now_ms}, NULL)
+ON CONFLICT (job, shard, task, try) DO UPDATE SET state = :state, amount = :amount, who = :who, applied_n = NULL
+
+-- name: shards_with_settlements
+SELECT shard, COUNT(*) FROM settlement WHERE job = :job AND applied_n IS NULL GROUP BY shard
+
+-- name: read_escrow
+SELECT allowance, day, day_allowance FROM escrow WHERE job = :job AND shard = :shard
+
+-- name: put_escrow
+INSERT INTO escrow (job, shard, allowance, day, day_allowance, n) VALUES (:job, :shard, :allowance, :day, :day_allowance, :n)
+ON CONFLICT (job, shard) DO UPDATE SET allowance = :allowance, day = :day, day_allowance = :day_allowance, n = :n
+
+-- name: put_purse
+INSERT INTO purse (name, budget, granted) VALUES (:name, :budget, 0) ON CONFLICT (name) DO UPDATE SET budget = :budget
+
+-- name: new_purse
+INSERT INTO purse (name, budget, granted) VALUES (:name, NULL, 0) ON CONFLICT (name) DO NOTHING
+
+-- name: read_purse
+SELECT budget, granted FROM purse WHERE name = :name
+
+-- name: draw
+-- The budget is looked at again here, under the row's lock: nobody can draw what another has just drawn.
+UPDATE purse SET granted = granted + :amount WHERE name = :name AND (:amount <= 0 OR budget IS NULL OR granted + :amount <= budget)
+
+-- name: held_allowances
+-- Shards that hold money.
+SELECT shard FROM escrow WHERE job = :job AND (allowance > 0 OR day_allowance > 0)
+
+-- name: money_left
+-- In one statement: what the purse has left, what is out in allowances, and what is reserved and may yet come back.
+SELECT (SELECT budget FROM purse WHERE name = :name), (SELECT granted FROM purse WHERE name = :name),
+       (SELECT COALESCE(SUM(allowance), 0) FROM escrow WHERE job = :job),
+       (SELECT COUNT(*) FROM charge AS c JOIN shard AS s ON s.job = c.job AND s.shard = c.shard
+         WHERE c.job = :job AND c.state = 'reserved')
+
+-- name: sum_charges
+SELECT handler, host, at_ms - at_ms % 86400000, state, COUNT(*), SUM(amount), SUM(requests), SUM(reserved)
+  FROM charge WHERE job = :job GROUP BY handler, host, at_ms - at_ms % 86400000, state
+
+-- name: unknown_charges
+SELECT c.shard, c.task, c.try, c.reserved, x.text,
+       (SELECT COALESCE(SUM(d.amount), 0) FROM charge AS d WHERE d.job = c.job AND d.shard = c.shard AND d.task = c.task AND d.state = 'charged'),
+       CASE WHEN EXISTS (SELECT 1 FROM charge AS d WHERE d.job = c.job AND d.shard = c.shard AND d.task = c.task AND d.try > c.try
+                                                     AND d.state = 'charged') THEN 1 ELSE 0 END
+  FROM charge AS c JOIN task_text AS x ON x.id = c.task
+ WHERE c.job = :job AND c.state = 'unknown' ORDER BY c.shard, c.task, c.try
+
+-- name: charged_by_task
+SELECT x.text, SUM(c.amount) FROM charge AS c JOIN task_text AS x ON x.id = c.task
+ WHERE c.job = :job AND c.state = 'charged' GROUP BY c.task, x.text
+
+-- name: put_kept
+INSERT INTO kept (job, shard, task, request, n, try, status, url, headers, body, at_ms)
+VALUES (:job, :shard, :task, :request, :n, :try, :status, :url, :headers, :body, {now_ms})
+ON CONFLICT (job, shard, task, request) DO UPDATE
+   SET n = :n, try = :try, status = :status, url = :url, headers = :headers, body = :body, at_ms = {now_ms}
+
+-- name: drop_kept
+DELETE FROM kept WHERE job = :job AND shard = :shard AND task = :task
+
+-- name: read_kept
+SELECT status, url, headers, body FROM kept WHERE job = :job AND shard = :shard AND task = :task AND request = :request
+
+-- ---------------------------------------------------------------------------------------
+-- 5. Account, shared values: tallies, registers, candidates of high-water marks. See shared.py.
+-- ---------------------------------------------------------------------------------------
+
+-- name: add_tally
+INSERT INTO tally (job, shard, name, value, n) VALUES (:job, :shard, :name, :more, :n)
+ON CONFLICT (job, shard, name) DO UPDATE SET value = tally.value + :more, n = :n
+
+-- name: sum_tallies
+SELECT name, SUM(value) FROM tally WHERE job = :job GROUP BY name ORDER BY name
+
+-- name: put_register
+-- The next version, where the one before is still the last; who wrote it is read back.
+INSERT INTO register (spider, name, version, value, job, shard, n, task, try)
+VALUES (:spider, :name, :version, :value, :job, :shard, :n, :task, :try) ON CONFLICT (spider, name, version) DO NOTHING
+
+-- name: writer_of_register
+SELECT job, shard, n, task, try FROM register WHERE spider = :spider AND name = :name AND version = :version
+
+-- name: last_version
+SELECT COALESCE(MAX(version), 0) FROM register WHERE spider = :spider AND name = :name
+
+-- name: read_register
+SELECT version, value FROM register WHERE spider = :spider AND name = :name ORDER BY version DESC LIMIT 1
+
+-- name: list_registers
+SELECT r.name, r.version, r.value FROM register AS r WHERE r.spider = :spider
+   AND r.version = (SELECT MAX(q.version) FROM register AS q WHERE q.spider = r.spider AND q.name = r.name) ORDER BY r.name
+
+-- name: read_candidate
+SELECT low, high, seen, gaps FROM candidate WHERE job = :job AND shard = :shard AND name = :name AND handler = :handler
+
+-- name: put_candidate
+INSERT INTO candidate (job, shard, name, handler, low, high, seen, gaps, n)
+VALUES (:job, :shard, :name, :handler, :low, :high, :seen, :gaps, :n)
+ON CONFLICT (job, shard, name, handler) DO UPDATE SET low = :low, high = :high, seen = :seen, gaps = :gaps, n = :n
+
+-- name: candidates_of_job
+SELECT name, handler, low, high, seen, gaps FROM candidate WHERE job = :job ORDER BY name, handler, shard
+
+-- name: dead_of_handler
+-- Dead tasks of a handler, or of the routes, which may have led to it.
+SELECT COUNT(*) FROM task AS t JOIN task_text AS x ON x.id = t.id
+ WHERE t.job = :job AND t.state = 'dead' AND x.handler IN ('', :handler)
+
+-- name: last_mark
+SELECT version, value, job FROM mark WHERE spider = :spider AND name = :name ORDER BY version DESC LIMIT 1
+
+-- name: marks_before
+-- What the sweeps before a job had reached: pinned to when the job was made, so that all of its tries see the same.
+SELECT m.name, m.value FROM mark AS m WHERE m.spider = :spider
+   AND m.version = (SELECT MAX(q.version) FROM mark AS q WHERE q.spider = m.spider AND q.name = m.name AND q.at_ms <= :at_ms AND q.job <> :job)
+
+-- name: marks_of_spider
+SELECT name, version, value, low, gap, job, at_ms FROM mark WHERE spider = :spider ORDER BY name, version
+
+-- name: put_mark
+INSERT INTO mark (spider, name, version, value, low, gap, job, at_ms)
+VALUES (:spider, :name, :version, :value, :low, :gap, :job, {now_ms}) ON CONFLICT (spider, name, version) DO NOTHING
+
+-- ---------------------------------------------------------------------------------------
 -- 6. Claim. A plain SELECT, then an UPDATE by id: the owner alone claims in its shard. A `+` before a
 -- column keeps the planner on the id.
 -- ---------------------------------------------------------------------------------------
@@ -252,6 +413,10 @@ SELECT MIN(due_ms) - {now_ms} FROM task WHERE job = :job AND shard = :shard AND 
 UPDATE task SET state = 'running', lane = 'running', due_ms = 0, tries = tries + 1, claim_epoch = :epoch, claim_n = :n, claim_solo = :solo
   FROM stage_id AS s
  WHERE task.id = s.id AND +job = :job AND +shard = :shard AND state IN ('pending', 'failed')
+
+-- name: staged_handlers
+-- What a claim is about to take, with its handler: some cost money.
+SELECT t.id, t.tries, x.handler FROM stage_id AS s JOIN task AS t ON t.id = s.id JOIN task_text AS x ON x.id = t.id
 
 -- name: unpark
 UPDATE task SET lane = CASE WHEN lost >= :suspect_after THEN 'suspect' ELSE 'ready' END
@@ -387,7 +552,8 @@ SELECT (SELECT COUNT(*) FROM shard AS s WHERE s.job = :job
           AND EXISTS (SELECT 1 FROM task AS t WHERE t.job = s.job AND t.shard = s.shard AND t.lane IS NOT NULL)) AS shards_with_work,
        (SELECT COUNT(*) FROM source WHERE job = :job AND closed = 0) AS open_sources,
        (SELECT COUNT(*) FROM request WHERE job = :job AND applied_n IS NULL) AS open_requests,
-       (SELECT COUNT(*) FROM (SELECT 1 FROM task WHERE job = :job LIMIT 1) AS any_task) AS has_tasks
+       (SELECT COUNT(lowest) FROM (SELECT MIN(shard) AS lowest FROM task WHERE job = :job) AS any_task)
+       + (SELECT COUNT(*) FROM sealed WHERE job = :job) AS has_tasks
 
 -- name: open_lanes
 -- Which lanes of a shard hold anything: what a job that stands still is waiting for.
@@ -417,6 +583,10 @@ SELECT shard, epoch, watermark, verified FROM shard WHERE job = :job ORDER BY sh
 -- Those that a person has paused come first, then the longest waits.
 SELECT host, authority, delay_ms, next_ms - {now_ms}, pause, errors, held FROM host WHERE job = :job AND shard = :shard
  ORDER BY CASE WHEN held <> '' THEN 0 ELSE 1 END, next_ms DESC LIMIT :most
+
+-- name: host_has_worked
+-- Whether a task of a host is done: a name that worked once is no dead link.
+SELECT id FROM task WHERE job = :job AND shard = :shard AND host = :host AND state = 'done' LIMIT 1
 
 -- name: robots_of_origin
 SELECT outcome, status, body, until_ms - {now_ms} FROM robots WHERE job = :job AND shard = :shard AND origin = :origin
@@ -553,6 +723,23 @@ SELECT COALESCE(MAX(id), 0) FROM request
 
 -- name: view_code
 SELECT code FROM ledger WHERE job = :job AND length(code) > 0 ORDER BY at_ms DESC LIMIT 1
+
+-- ---------------------------------------------------------------------------------------
+-- Slots: the jobs of a spider, what it says of its schedule, how far exports have read. See slots.py and cursor.py.
+-- ---------------------------------------------------------------------------------------
+
+-- name: slots_living
+SELECT w.worker, w.host, w.pid, w.boot, w.lock_path, w.lock_device, w.lock_inode
+  FROM worker AS w WHERE w.job = :job AND w.dead = 0 AND w.lease_until_ms >= {now_ms} ORDER BY w.started_ms, w.worker
+
+-- name: slots_read_schedule
+SELECT value FROM meta WHERE name = :name
+
+-- name: slots_put_schedule
+INSERT INTO meta (name, value) VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = :value
+
+-- name: cursor_watermarks
+SELECT s.job, s.shard, s.watermark FROM shard AS s JOIN job AS j ON j.job = s.job WHERE j.spider = :spider ORDER BY s.job, s.shard
 
 -- ---------------------------------------------------------------------------------------
 -- Verify: what the proofs read. Ranges of ids and batches only; nothing is written. See verify.py.
@@ -711,6 +898,14 @@ UNION ALL
 SELECT 'moved', shard, MIN(n), MAX(n) FROM moved WHERE job = :job GROUP BY shard
 UNION ALL
 SELECT 'request', shard, MIN(applied_n), MAX(applied_n) FROM request WHERE job = :job AND applied_n IS NOT NULL GROUP BY shard
+UNION ALL
+SELECT 'charge', shard, MIN(n), MAX(n) FROM charge WHERE job = :job GROUP BY shard
+UNION ALL
+SELECT 'kept answer', shard, MIN(n), MAX(n) FROM kept WHERE job = :job GROUP BY shard
+UNION ALL
+SELECT 'tally', shard, MIN(n), MAX(n) FROM tally WHERE job = :job GROUP BY shard
+UNION ALL
+SELECT 'candidate', shard, MIN(n), MAX(n) FROM candidate WHERE job = :job GROUP BY shard
 
 -- name: verify_moved
 -- Notes of moves whose task did not end as skipped in that batch.
@@ -746,7 +941,8 @@ SELECT job FROM job WHERE spider = :spider ORDER BY job
 SELECT o.key, o.slot, o.task_key, o.task, o.try, o.job, o.shard, o.n, o.key_text, o.content, o.row_json,
        a.outcome, a.job, a.shard, a.n, t.key,
        CASE WHEN t.tries = o.try THEN 0
-            WHEN EXISTS (SELECT 1 FROM attempt AS b WHERE b.task = o.task AND b.try > o.try AND b.outcome = 'done') THEN 1 ELSE 0 END
+            WHEN EXISTS (SELECT 1 FROM attempt AS b WHERE b.task = o.task AND b.try > o.try
+                            AND (b.outcome = 'done' OR (b.outcome = 'dead' AND b.records > 0))) THEN 1 ELSE 0 END
   FROM offer AS o
   LEFT JOIN attempt AS a ON a.task = o.task AND a.try = o.try
   LEFT JOIN task AS t ON t.id = o.task
@@ -757,7 +953,8 @@ SELECT o.key, o.slot, o.task_key, o.task, o.try, o.job, o.shard, o.n, o.key_text
 SELECT o.key, o.slot, o.task_key, o.task, o.try, o.job, o.shard, o.n, o.key_text, o.content, o.row_json,
        a.outcome, a.job, a.shard, a.n, t.key,
        CASE WHEN t.tries = o.try THEN 0
-            WHEN EXISTS (SELECT 1 FROM attempt AS b WHERE b.task = o.task AND b.try > o.try AND b.outcome = 'done') THEN 1 ELSE 0 END
+            WHEN EXISTS (SELECT 1 FROM attempt AS b WHERE b.task = o.task AND b.try > o.try
+                            AND (b.outcome = 'done' OR (b.outcome = 'dead' AND b.records > 0))) THEN 1 ELSE 0 END
   FROM attempt AS a
   JOIN offer AS o ON o.task = a.task AND o.try = a.try AND o.dataset = :dataset
   LEFT JOIN task AS t ON t.id = o.task
@@ -765,6 +962,50 @@ SELECT o.key, o.slot, o.task_key, o.task, o.try, o.job, o.shard, o.n, o.key_text
 
 -- name: verify_offered_datasets
 SELECT DISTINCT dataset, scope FROM offer
+
+-- name: verify_notes_of_deltas
+-- Ledger rows that note something beside the counts of datasets.
+SELECT shard, deltas FROM ledger WHERE job = :job AND deltas LIKE :like
+
+-- name: verify_charges
+-- Charges whose try is not where their state says: reserved means that it runs, anything else that it has ended.
+SELECT c.task, c.try, c.shard, c.n,
+       CASE WHEN c.state = 'reserved' THEN 'it is reserved, but that try does not run' ELSE 'it has ended, but that try has not' END
+  FROM charge AS c
+ WHERE c.job = :job
+   AND CASE WHEN c.state = 'reserved'
+            THEN (SELECT COUNT(*) FROM task AS t WHERE t.id = c.task AND t.job = c.job AND t.shard = c.shard AND t.state = 'running' AND t.tries = c.try)
+            ELSE (SELECT COUNT(*) FROM attempt AS a WHERE a.task = c.task AND a.try = c.try AND a.job = c.job AND a.shard = c.shard)
+       END = 0
+ ORDER BY c.shard, c.task, c.try LIMIT :most
+
+-- name: verify_charge_sums
+SELECT shard, SUM(CASE WHEN state = 'reserved' THEN reserved ELSE 0 END), SUM(CASE WHEN state = 'charged' THEN amount ELSE 0 END),
+       SUM(CASE WHEN state = 'unknown' THEN amount ELSE 0 END)
+  FROM charge WHERE job = :job GROUP BY shard
+
+-- name: verify_escrow
+SELECT shard, allowance FROM escrow WHERE job = :job
+
+-- name: verify_kept
+SELECT k.task, k.shard, k.n FROM kept AS k
+ WHERE k.job = :job
+   AND NOT EXISTS (SELECT 1 FROM task AS t WHERE t.id = k.task AND t.job = k.job AND t.shard = k.shard AND t.state <> 'done')
+ ORDER BY k.shard, k.task LIMIT :most
+
+-- name: verify_tallies
+SELECT shard, name, value FROM tally WHERE job = :job
+
+-- name: verify_registers
+SELECT name, MIN(version), MAX(version), COUNT(*) FROM register WHERE spider = :spider GROUP BY name ORDER BY name
+
+-- name: verify_register_stamps
+-- Versions that no try of this job wrote.
+SELECT r.name, r.version, r.shard, r.n, r.task FROM register AS r
+ WHERE r.job = :job
+   AND NOT EXISTS (SELECT 1 FROM attempt AS a WHERE a.job = r.job AND a.shard = r.shard AND a.n = r.n AND a.task = r.task AND a.try = r.try
+                                                AND a.outcome IN ('done', 'dead'))
+ ORDER BY r.name, r.version LIMIT :most
 
 -- ---------------------------------------------------------------------------------------
 -- Repair: what is written again from what can be trusted, under the fences of the shards that it touches. See repair.py.
@@ -817,6 +1058,10 @@ SELECT t.shard, t.host, t.key, t.rank, t.tries, t.source_shard, t.source_n, x.te
 -- name: repair_read_text
 SELECT text, url FROM task_text WHERE id = :task
 
+-- name: repair_next_task
+-- The next task's id is above all that are there: here it is by itself.
+SELECT COALESCE(MAX(id), 0) + 1 FROM task
+
 -- name: repair_known
 SELECT id FROM task WHERE job = :job AND shard = :shard AND host = :host AND key = :key
 
@@ -864,3 +1109,134 @@ DELETE FROM offer WHERE dataset = :dataset AND scope = :scope AND key = :key AND
 
 -- name: repair_drop_tried_offers
 DELETE FROM offer WHERE task = :task AND try = :number
+
+-- ---------------------------------------------------------------------------------------
+-- Alerts: an outbox, outside every batch. See alerts.py.
+-- ---------------------------------------------------------------------------------------
+
+-- name: alert_put
+INSERT INTO alert (job, kind, incident, text, made_ms) VALUES (:job, :kind, :incident, :text, {now_ms})
+ON CONFLICT (job, kind, incident) DO NOTHING
+
+-- name: alert_there
+SELECT id FROM alert WHERE job = :job AND kind = :kind AND incident = :incident
+
+-- name: alert_lately
+SELECT COUNT(*) FROM alert WHERE job = :job AND kind = :kind AND made_ms > {now_ms} - :window_ms
+
+-- name: alert_first_dead
+SELECT x.text, COALESCE(a.reason, '')
+  FROM task AS t JOIN task_text AS x ON x.id = t.id LEFT JOIN attempt AS a ON a.task = t.id AND a.try = t.tries
+ WHERE t.job = :job AND t.state = 'dead' LIMIT 1
+
+-- name: alert_put_back
+SELECT COALESCE(SUM(revisited), 0) FROM ledger WHERE job = :job
+
+-- name: alert_due
+-- Waits after a failure have an error; one that somebody is sending has none.
+SELECT a.id, j.spider, j.slot, a.kind, a.incident, a.text, a.made_ms, a.sent_ms, a.busy_ms, a.tries, a.error
+  FROM alert AS a JOIN job AS j ON j.job = a.job
+ WHERE a.sent_ms = 0 AND a.id > :after AND (:any_spider = 1 OR j.spider = :spider)
+   AND (a.busy_ms <= {now_ms} OR (:by_hand = 1 AND a.error <> '')) AND (:by_hand = 1 OR a.made_ms > {now_ms} - :old_ms)
+ ORDER BY a.id LIMIT 1
+
+-- name: alert_claim
+UPDATE alert SET busy_ms = {now_ms} + :hold_ms, tries = tries + 1, error = ''
+ WHERE id = :id AND sent_ms = 0 AND busy_ms = :busy_ms AND tries = :tries
+
+-- name: alert_sent
+UPDATE alert SET sent_ms = {now_ms}, error = '' WHERE id = :id AND tries = :tries AND sent_ms = 0
+
+-- name: alert_failed
+UPDATE alert SET busy_ms = {now_ms} + :wait_ms, error = :error WHERE id = :id AND tries = :tries AND sent_ms = 0
+
+-- name: alert_list
+SELECT a.id, j.spider, j.slot, a.kind, a.incident, a.text, a.made_ms, a.sent_ms, a.busy_ms, a.tries, a.error
+  FROM alert AS a JOIN job AS j ON j.job = a.job WHERE :waiting = 0 OR a.sent_ms = 0 ORDER BY a.id DESC LIMIT :most
+
+-- ---------------------------------------------------------------------------------------
+-- gc: what a job that is finished and proved no longer needs. See gc.py, sealing.py.
+-- ---------------------------------------------------------------------------------------
+
+-- name: read_sealed
+SELECT at_ms, tasks, done, skipped, dead, charged, vector FROM sealed WHERE job = :job
+
+-- name: gc_last_batch
+SELECT COALESCE(MAX(at_ms), 0), {now_ms} FROM ledger WHERE job = :job
+
+-- name: gc_states
+SELECT state, COUNT(*) FROM task WHERE job = :job GROUP BY state
+
+-- name: gc_open_charges
+SELECT COUNT(*) FROM charge WHERE job = :job AND state IN ('unknown', 'reserved')
+
+-- name: gc_charged
+SELECT COALESCE(SUM(amount), 0) FROM charge WHERE job = :job AND state = 'charged'
+
+-- name: gc_seal
+INSERT INTO sealed (job, at_ms, tasks, done, skipped, dead, charged, vector)
+VALUES (:job, {now_ms}, :tasks, :done, :skipped, :dead, :charged, :vector)
+
+-- name: gc_tasks
+-- All but the highest of the whole table.
+SELECT id FROM task WHERE job = :job AND shard = :shard AND id < (SELECT MAX(id) FROM task) LIMIT :most
+
+-- name: gc_last_task
+SELECT id FROM task WHERE job = :job AND shard = :shard AND id = (SELECT MAX(id) FROM task)
+
+-- name: gc_has_tries
+SELECT task FROM attempt WHERE task = :task LIMIT 1
+
+-- name: gc_rest
+SELECT host FROM host WHERE job = :job AND shard = :shard
+UNION ALL
+SELECT 0 FROM robots WHERE job = :job AND shard = :shard
+UNION ALL
+SELECT 0 FROM request WHERE job = :job AND shard = :shard
+ LIMIT 1
+
+-- name: gc_attempts
+DELETE FROM attempt WHERE +job = :job AND +shard = :shard AND task IN (SELECT id FROM stage_id)
+
+-- name: gc_revisits
+DELETE FROM revisit WHERE +job = :job AND +shard = :shard AND task IN (SELECT id FROM stage_id)
+
+-- name: gc_moved
+DELETE FROM moved WHERE job = :job AND key IN (SELECT t.key FROM stage_id AS s JOIN task AS t ON t.id = s.id)
+
+-- name: gc_charges
+DELETE FROM charge WHERE job = :job AND shard = :shard AND task IN (SELECT id FROM stage_id)
+
+-- name: gc_settlements
+DELETE FROM settlement WHERE job = :job AND shard = :shard AND task IN (SELECT id FROM stage_id)
+
+-- name: gc_kept
+DELETE FROM kept WHERE job = :job AND shard = :shard AND task IN (SELECT id FROM stage_id)
+
+-- name: gc_offers
+-- Those of histories stay: they decide what counts in the slots around this one.
+DELETE FROM offer WHERE +job = :job AND +shard = :shard AND task IN (SELECT id FROM stage_id)
+   AND dataset NOT IN (SELECT name FROM dataset WHERE policy = 'history')
+
+-- name: gc_texts
+DELETE FROM task_text WHERE id IN (SELECT id FROM stage_id)
+
+-- name: gc_remove_tasks
+DELETE FROM task WHERE +job = :job AND id IN (SELECT id FROM stage_id)
+
+-- name: gc_hosts
+DELETE FROM host WHERE job = :job AND shard = :shard
+   AND host IN (SELECT host FROM (SELECT host FROM host WHERE job = :job AND shard = :shard LIMIT :most) AS piece)
+
+-- name: gc_robots
+DELETE FROM robots WHERE job = :job AND shard = :shard
+   AND origin IN (SELECT origin FROM (SELECT origin FROM robots WHERE job = :job AND shard = :shard LIMIT :most) AS piece)
+
+-- name: gc_requests
+DELETE FROM request WHERE job = :job AND shard = :shard
+   AND id IN (SELECT id FROM (SELECT id FROM request WHERE job = :job AND shard = :shard LIMIT :most) AS piece)
+
+-- name: verify_sealed_sums
+SELECT COALESCE(SUM(discovered), 0), COALESCE(SUM(claimed), 0),
+       COALESCE(SUM(done + skipped + failed + dead + released + throttled + lost), 0)
+  FROM ledger WHERE job = :job

@@ -1,0 +1,20 @@
+"""Why an incarnation of a worker ended."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class End(StrEnum):
+    """Why an incarnation ended."""
+
+    COMPLETE = "complete"
+    NOTHING = "nothing to do"
+    STOPPED = "stopped"
+    PAGE_LIMIT = "page limit"
+    BUDGET = "budget"
+    PAUSED = "paused"
+    HALTED = "halted"
+    STALLED = "stalled"
+    FENCED = "fenced"  # start again under another id
+    UNAVAILABLE = "unavailable"  # the database takes nothing now

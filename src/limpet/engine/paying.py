@@ -1,0 +1,160 @@
+"""Money in the loop of one worker: allowances for its shards, answers that were paid for, and when the budget is reached.
+
+A shard whose allowance does not pay for what it has ready asks its purse for more, in a commit of its own. Where the purse has
+nothing left, the shard waits, and what it cannot use goes back for others. The budget is reached when nothing is left to grant,
+no shard holds anything, and nothing reserved can come back. Decisions and books only: the worker commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from limpet.batch import CREDIT, Grant, Kept
+from limpet.engine.attempt import LeaseOver
+from limpet.engine.committer import Committer
+from limpet.engine.onethread import OneThread
+from limpet.settings import Settings
+from limpet.store import charges
+from limpet.store.commit import Committed
+from limpet.store.jobs import Job
+from limpet.store.opening import Store
+from limpet.task import ShardId
+
+#: Seconds until a purse that had nothing is asked again: others may have given back.
+BROKE_S = 1.0
+
+
+@dataclass(slots=True)
+class Paying:
+    """What a worker knows of its shards' money."""
+
+    settings: Settings
+    job: Job
+    reader: Store
+    reading: OneThread
+    committer: Committer
+    clock: Callable[[], float]
+    wake: Callable[[], None]
+    zone: str = ""
+    _broke_s: dict[ShardId, float] = field(default_factory=dict)  # shard -> when its purse may be asked again
+    _give_back: set[ShardId] = field(default_factory=set)
+    _kept: dict[tuple[ShardId, int, bytes], asyncio.Future[None]] = field(default_factory=dict)
+
+    # -- allowances ------------------------------------------------------------------------
+
+    @property
+    def costs(self) -> Mapping[str, int]:
+        """Micro-credits of a try, by handler."""
+        return self.committer.costs
+
+    def day(self) -> str:
+        """The day whose purse pays; "" where no budget of a day was set."""
+        if self.settings.budget_day < 0:
+            return ""
+        return datetime.now(ZoneInfo(self.zone) if self.zone else UTC).date().isoformat()
+
+    def next_grant(self, now: float) -> tuple[ShardId, Grant] | None:
+        """What to ask of a purse now, for which shard."""
+        if not self.costs:
+            return None
+        day = self.day()
+        self.committer.day = day
+        purse = charges.day_purse(self.job.spider, day) if day else ""
+        while self._give_back:
+            shard = self._give_back.pop()
+            if shard in self.committer.owned:
+                return shard, Grant(0, day, purse, budget_micro(self.settings.budget_day))
+        for owned in self.committer.owned.values():
+            if owned.is_short and not owned.is_leaving and self._broke_s.get(owned.shard, 0.0) <= now:
+                return owned.shard, Grant(max(self.costs.values()), day, purse, budget_micro(self.settings.budget_day))
+        return None
+
+    def next_due_s(self) -> float | None:
+        """When a purse is to be asked again; None where none is."""
+        return min((at for shard, at in self._broke_s.items() if shard in self.committer.owned), default=None)
+
+    def heed(self, committed: Iterable[Committed], asked: tuple[ShardId, Grant] | None) -> None:
+        """Take note of what a definite commit did about money."""
+        for done in committed:
+            for part in done.parts:
+                for kept in part.kept:
+                    self._settle((part.shard, kept.task, kept.request))
+            for shard in done.fenced:
+                for at in [at for at in self._kept if at[0] == shard]:
+                    self._settle(at, LeaseOver("the shard of a kept answer has another owner"))
+            if asked is not None and asked[1].cost:
+                owned = self.committer.owned.get(asked[0])
+                if asked[0] in done.unpaid:
+                    self._broke_s[asked[0]] = self.clock() + BROKE_S
+                elif owned is not None:  # it has money, or nobody has claimed with it yet: the next claim tells
+                    self._broke_s.pop(asked[0], None)
+                    owned.is_short, owned.is_ready = False, True
+
+    async def reached(self) -> str:
+        """Why nothing more can be paid for, now that nothing is left to do without money; "" where something may come yet."""
+        if not any(owned.is_short for owned in self.committer.owned.values()):
+            return ""
+        least = min(self.costs.values(), default=0)
+        if any(owned.due_s is not None or owned.suspect_s is not None for owned in self.committer.owned.values()):
+            return ""  # retries may need no money
+        for name, purse in self._purses():
+            row = await self.reading.call(self.reader.db.one, "money_left", name=purse, job=self.job.id)
+            budget, granted, allowances, reserved = row or (None, 0, 0, 0)
+            if budget is None or int(budget) - int(granted or 0) >= least:
+                continue
+            idle = await self.reading.call(self.reader.db.rows, "held_allowances", job=self.job.id)
+            mine = {ShardId(row[0]) for row in idle} & set(self.committer.owned)
+            if mine:
+                self._give_back |= mine
+                self.wake()
+                return ""
+            if int(allowances) > 0 or int(reserved):
+                return ""  # another worker spends it, or gives it back
+            return f"{name} of {credits_text(int(budget))} credits is reached"
+        return ""
+
+    def _purses(self) -> list[tuple[str, str]]:
+        day = self.day()
+        of_day = [(f"the budget of the day {day}", charges.day_purse(self.job.spider, day))] if day else []
+        return [("the budget", charges.job_purse(self.job.id)), *of_day]
+
+    # -- answers that were paid for ----------------------------------------------------------
+
+    async def keep(self, shard: int, kept: Kept) -> None:
+        """Return once an answer is committed. Raises LeaseOver where its shard is lost."""
+        at = (ShardId(shard), int(kept.task), kept.request)
+        if at[0] not in self.committer.owned:
+            raise LeaseOver("the shard of a kept answer has another owner")
+        self._kept[at] = asyncio.get_running_loop().create_future()
+        self.committer.add_kept(at[0], kept)
+        self.wake()
+        await self._kept[at]
+
+    def _settle(self, at: tuple[ShardId, int, bytes], error: Exception | None = None) -> None:
+        future = self._kept.pop(at, None)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def credits_text(micro: int) -> str:
+    """Micro-credits as credits, for people.
+
+    >>> credits_text(137_000_000), credits_text(1_250_000)
+    ('137', '1.25')
+    """
+    whole, rest = divmod(abs(micro), CREDIT)
+    text = f"{whole:,}" + (f".{rest:06}".rstrip("0") if rest else "")
+    return f"-{text}" if micro < 0 else text
+
+
+def budget_micro(credits: float) -> int | None:
+    """Micro-credits of a budget as it is set; None for no limit."""
+    return None if credits < 0 or credits == float("inf") else round(credits * CREDIT)
