@@ -130,6 +130,15 @@ class Grant:
     day_budget: int | None = None  # micro-credits that the day's purse may hold; None for no limit
 
 
+#: `rank` orders the tasks of one host: priority first, then depth, so that breadth comes first.
+DEPTH_MAX = 2**20 - 1
+
+
+def rank_of(priority: int, depth: int) -> int:
+    """The place of a task among those of its host; smaller is sooner."""
+    return -priority * (DEPTH_MAX + 1) + min(depth, DEPTH_MAX)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One claimed task, as it was read back after the commit that claimed it."""
@@ -259,6 +268,7 @@ class Want:
     busy: dict[int, int] = field(default_factory=dict)  # host -> how many more it may take; absent: per_host
     solo: bool = False  # one suspect, alone
     after_host: int = -(2**63)  # where the round of hosts goes on
+    floors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # host -> (rank, id) up to which it was claimed already
     costs: Mapping[str, int] = field(default_factory=dict)  # handler -> micro-credits reserved for a try
     day: str = ""  # the day whose purse pays too; "" for none
 

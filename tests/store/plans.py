@@ -26,7 +26,8 @@ PER_BATCH = 50  # tasks that each batch of a shard discovered
 
 #: Statement of a batch, a claim, a take-over, a look or a proof -> the only ways in which it may reach long tables.
 HOT = {
-    "due": {"task.open"}, "ready_host_after": {"task.open"}, "ready_of_host": {"task.open"}, "ready_shards": {"task.open"},
+    "due": {"task.open"}, "ready_host_after": {"task.open"}, "ready_of_host": {"task.open"}, "ready_above": {"task.open"},
+    "ready_host_between": {"task.open"}, "ready_shards": {"task.open"},
     "suspects_due": {"task.open"}, "next_due": {"task.open"}, "running_tasks": {"task.open"}, "unpark": {"task.open"},
     "claim": {"task.id"}, "promote": {"task.id"}, "finish": {"task.id"}, "revisit": {"task.id"}, "ended_among": {"task.id"},
     "put_revisits": {"task.id"}, "count_discovered": {"task.id"}, "highest_task": {"task.id"},

@@ -122,6 +122,8 @@ def test_an_empty_or_foreign_name_is_an_error(store: Store) -> None:
 HOT = {
     "ready_host_after": {"SEARCH task USING COVERING INDEX task_open"},
     "ready_of_host": {"SEARCH task USING COVERING INDEX task_open"},
+    "ready_above": {"SEARCH task USING COVERING INDEX task_open"},
+    "ready_host_between": {"SEARCH task USING COVERING INDEX task_open"},
     "suspects_due": {"SEARCH task USING COVERING INDEX task_open"},
     "due": {"SEARCH task USING COVERING INDEX task_open"},
     "next_due": {"SEARCH task USING COVERING INDEX task_open"},

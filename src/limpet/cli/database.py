@@ -17,13 +17,13 @@ from limpet.errors import UsageError
 from limpet.store import Store, jobs, open_store
 from limpet.store.dialect import public_dsn, sqlite_path
 from limpet.store.migrate import NoJobYet
+from limpet.store.sqlite import is_sqlite_file
 from limpet.store.views import is_job_database, reading
 
 #: Names that a job database is looked for under.
 _ENDINGS = (".db", ".sqlite", ".sqlite3")
 #: Files that are looked into: a folder with more of them is no place to guess in.
 _CANDIDATES_MAX = 200
-_HEADER = b"SQLite format 3\0"
 
 
 def choose(resolved: Resolved, *, default: str = "", folder: str = ".") -> str:
@@ -55,10 +55,8 @@ def _refuse_other_files(address: str) -> None:
     path = Path(sqlite_path(address))
     if path.is_dir():
         raise UsageError(f"{path} is a folder; expected the file of a database")
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            if file.read(len(_HEADER)) != _HEADER:
-                raise UsageError(f"{path} is no SQLite database: name another file with --db")
+    if path.is_file() and path.stat().st_size and not is_sqlite_file(str(path)):
+        raise UsageError(f"{path} is no SQLite database: name another file with --db")
 
 
 def of(args: argparse.Namespace) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from limpet.batch import Grant, Kept, Kind, Link, Part, Result, RobotsRow, SourceMove, Want
+from limpet.batch import Claim, Grant, Kept, Kind, Link, Part, Result, RobotsRow, SourceMove, Want, rank_of
 from limpet.engine.hand import Hand
 from limpet.settings import Settings
 from limpet.store.commit import Committed
@@ -20,8 +20,23 @@ from limpet.task import Epoch, ShardId
 #: A host without a delay may take this many windows' worth of claims at once: all that is asked for.
 LOWEST_HOST = -(2**63)
 
+#: Claims of one host after which it is claimed from behind those, and seconds between two looks from its beginning. On a server
+#: whose oldest snapshot is held open, all that was ever claimed of a host leaves dead entries at its beginning.
+FLOOR_AFTER, FLOOR_S = 1000, 1.0
+#: Hosts of a shard that are counted.
+HEADS_MAX = 10_000
+
 #: Seconds between two commits that are due only because little is left to start.
 HUNGRY_S = 0.02
+
+
+@dataclass(slots=True)
+class Head:
+    """How far one host was claimed, in the order of its tasks, since it was last looked at from the beginning."""
+
+    since_s: float
+    claimed: int = 0
+    at: tuple[int, int] = (-(2**63), 0)  # rank and id of the last
 
 
 @dataclass(slots=True)
@@ -38,12 +53,38 @@ class Owned:
     suspect_s: float | None = None  # when its next suspect may run; None where it has none
     poked: bool = False  # somebody asked something of it: it wants a batch, even an empty one
     verified_to: int = 0  # proved up to here since the last commit
+    heads: dict[int, Head] = field(default_factory=dict)  # host -> how far it was claimed
     is_short: bool = False  # its allowance does not pay for what it has ready
     is_leaving: bool = False  # to be given up, once nothing of it runs: other workers have too few
 
     def may_claim(self, now: float) -> bool:
         """Whether a claim may find something here."""
         return not self.is_leaving and not self.is_short and (self.is_ready or (self.due_s is not None and self.due_s <= now))
+
+    def note(self, claims: Iterable[Claim], now: float) -> None:
+        """Claims of this shard: each host goes on behind them."""
+        for claim in claims:
+            head = self.heads.get(claim.host)
+            if head is None:
+                if len(self.heads) >= HEADS_MAX:
+                    self.heads.clear()
+                head = self.heads[claim.host] = Head(now)
+            head.claimed += 1
+            head.at = max(head.at, (rank_of(claim.priority, claim.depth), claim.id))
+
+    def floors(self, now: float) -> dict[int, tuple[int, int]]:
+        """Hosts to be claimed from behind what was claimed: busy ones, but from the beginning once a second.
+
+        What came in below a floor meanwhile (a retry, a link of greater priority) waits so long at the most.
+        """
+        found = {}
+        for host, head in self.heads.items():
+            if head.claimed >= FLOOR_AFTER:
+                if now - head.since_s < FLOOR_S:
+                    found[host] = head.at
+                else:
+                    head.since_s, head.at = now, (-(2**63), 0)
+        return found
 
     @classmethod
     def of(cls, taken: Taken) -> Owned:
@@ -244,8 +285,9 @@ class Committer:
             tasks = min(each, room)
             room -= tasks
             wants[owned.shard] = Want(
-                tasks, self._per_host(tasks), self._busy(owned.shard, now), after_host=owned.round, costs=self.costs, day=self.day
-            )
+                tasks, self._per_host(tasks), self._busy(owned.shard, now), after_host=owned.round, floors=owned.floors(now),
+                costs=self.costs, day=self.day,
+            )  # fmt: skip
         return wants
 
     def _per_host(self, tasks: int) -> int:
@@ -289,5 +331,9 @@ class Committer:
             return
         owned.is_short = owned.shard in done.unpaid
         owned.round = done.rounds.get(owned.shard, LOWEST_HOST)
-        got = sum(claim.shard == owned.shard for claim in done.claims)
+        mine = [claim for claim in done.claims if claim.shard == owned.shard]
+        owned.note(mine, now)
+        if owned.is_short or done.revisited:
+            owned.heads.clear()
+        got = len(mine)
         owned.is_ready = (got >= want.tasks and not want.solo) or bool(done.revisited)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from limpet.batch import Claim, Kind, Link, Part, Result, Want
+from limpet.batch import Claim, Kind, Link, Part, Result, Want, rank_of
 from limpet.errors import (
     InvariantBroken,
     OutcomeUnknown,
@@ -41,9 +41,6 @@ BUSY_WAITS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0)
 #: Waits between new connections that try to settle an unknown outcome; then the caller decides.
 SETTLE_WAITS_S = (0.05, 0.2, 0.5)
 
-#: `rank` orders the tasks of one host: priority first, then depth, so that breadth comes first.
-DEPTH_MAX = 2**20 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -62,6 +59,7 @@ class Committed:
     unpaid: frozenset[int] = frozenset()  # shards whose allowance does not pay for what they have ready
     holds: tuple[frontier.Hold, ...] = ()  # hosts that people paused, or let go on
     at_ms: int = 0
+    claimed_ids: Mapping[int, Sequence[int]] | None = None  # shard -> what step 6 took; None where that has to be found out
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ def write(db: Database, context: Context, alive: Sequence[Part], wants: Mapping[
     failpoint("after_claim")
     revisited = {shard: done.put_back for shard, done in applied.items()}
     noted = ledger.noted(deltas, notes, {shard: {charges.MONEY: c.money} for shard, c in claimed.items()})
-    at_ms = ledger.close_books(db, alive, found, noted, revisited, {shard: c.tasks for shard, c in claimed.items()})  # 7.
+    at_ms = ledger.close_books(db, alive, found, noted, revisited, {shard: len(c.ids) for shard, c in claimed.items()})  # 7.
     failpoint("after_ledger")
     return Committed(
         parts=tuple(alive),
@@ -158,6 +156,7 @@ def write(db: Database, context: Context, alive: Sequence[Part], wants: Mapping[
         suspects_due_ms={shard: c.suspect_due_ms for shard, c in claimed.items() if c.suspect_due_ms is not None},
         holds=tuple(hold for done in applied.values() for hold in done.holds),
         at_ms=at_ms,
+        claimed_ids={shard: c.ids for shard, c in claimed.items()},
     )
 
 
@@ -198,7 +197,7 @@ def _fresh_links(known: KnownKeys, part: Part) -> list[Link]:
 
 
 def _link_row(part: Part, link: Link) -> tuple[object, ...]:
-    rank = -link.priority * (DEPTH_MAX + 1) + min(link.depth, DEPTH_MAX)
+    rank = rank_of(link.priority, link.depth)
     url = "" if link.url == link.text else link.url
     return (
         part.job, link.shard, link.host, link.key, rank, part.shard, part.n,
@@ -360,7 +359,8 @@ def acknowledge(
     else:
         for part in done.parts:
             context.known.update(offered[part.shard])
-    claims = [claim for part in done.parts for claim in frontier.read_claims(db, part)]
+    ids = done.claimed_ids
+    claims = [claim for part in done.parts for claim in frontier.read_claims(db, part, None if ids is None else ids[part.shard])]
     return Committed(
         parts=done.parts,
         fenced=tuple(part.shard for part in fenced),

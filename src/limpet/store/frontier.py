@@ -8,6 +8,7 @@ pace lets start: what it touches does not depend on how many tasks wait. Invaria
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,9 @@ PROMOTE_MAX = 2000
 
 #: Hosts that one claim looks at in one shard: a claim among many paused hosts stays short.
 HOSTS_MAX = 1000
+
+#: Claimed tasks that are read back at once.
+IDS_MAX = 500
 
 #: Tasks that one batch puts back for a request; a longer request goes on in the next batch.
 REVISIT_MAX = 1000
@@ -55,7 +59,7 @@ class Applied:
 class Claimed:
     """What step 6 did in one shard."""
 
-    tasks: int = 0
+    ids: Sequence[int] = ()
     last_host: int = LOWEST_HOST
     next_due_ms: int | None = None  # until the next retry of this shard is due
     suspect_due_ms: int | None = None  # until its next suspect is; None where it has none
@@ -85,7 +89,7 @@ def claim(db: Database, part: Part, want: Want) -> Claimed:
         if taken != len(ids):
             raise InvariantBroken(f"{len(ids)} tasks were claimable in shard {part.shard}, {taken} could be claimed", invariant="I6")
     return Claimed(
-        tasks=len(ids),
+        ids=ids,
         last_host=last_host,
         next_due_ms=_next_due(db, part, Lane.WAITING),
         suspect_due_ms=_next_due(db, part, Lane.SUSPECT),
@@ -111,9 +115,9 @@ def _round(db: Database, part: Part, want: Want) -> tuple[list[int], int]:
     """Ids, host by host from where the last claim ended; and the host at which this one did."""
     ids: list[int] = []
     host, wrapped, start = want.after_host, False, want.after_host
+    floors = sorted(want.floors)
     for _ in range(HOSTS_MAX):
-        row = db.one("ready_host_after", job=part.job, shard=part.shard, after=host)
-        found = row[0] if row else None
+        found = _next_host(db, part, host, floors)
         if found is None:
             if wrapped or start <= LOWEST_HOST:
                 return ids, LOWEST_HOST
@@ -124,10 +128,27 @@ def _round(db: Database, part: Part, want: Want) -> tuple[list[int], int]:
         host = found
         most = min(want.busy.get(host, want.per_host), want.tasks - len(ids))
         if most > 0:
-            ids += [row[0] for row in db.rows("ready_of_host", job=part.job, shard=part.shard, host=host, most=most)]
+            ids += _ready_of(db, part, host, most, want.floors.get(host))
         if len(ids) >= want.tasks:
             break
     return ids, host
+
+
+def _next_host(db: Database, part: Part, after: int, floors: Sequence[int]) -> int | None:
+    """The next host with a ready task, or with a floor: one that is claimed from for long has dead entries of an index before it."""
+    at = bisect_right(floors, after)
+    if at == len(floors):
+        row = db.one("ready_host_after", job=part.job, shard=part.shard, after=after)
+        return None if row is None or row[0] is None else int(row[0])
+    row = db.one("ready_host_between", job=part.job, shard=part.shard, after=after, before=floors[at])
+    return floors[at] if row is None or row[0] is None else int(row[0])
+
+
+def _ready_of(db: Database, part: Part, host: int, most: int, floor: tuple[int, int] | None) -> list[int]:
+    where = {"job": part.job, "shard": part.shard, "host": host, "most": most}
+    if floor is None:
+        return [row[0] for row in db.rows("ready_of_host", **where)]
+    return [row[0] for row in db.rows("ready_above", **where, rank=floor[0], id=floor[1])]
 
 
 def _suspect(db: Database, part: Part, want: Want) -> tuple[list[int], int]:
@@ -144,10 +165,27 @@ def stage_ids(db: Database, ids: Iterable[int]) -> None:
     db.stage("stage_id", 1, [(one,) for one in ids])
 
 
-def read_claims(db: Database, part: Part) -> list[Claim]:
-    """What batch n of the part's shard holds claimed, as the rows say it."""
-    rows = db.rows("read_claims", job=part.job, shard=part.shard, epoch=part.epoch, n=part.n)
-    return [claim_of(row) for row in rows]
+def read_claims(db: Database, part: Part, ids: Sequence[int] | None = None) -> list[Claim]:
+    """What batch n of the part's shard holds claimed, as the rows say it.
+
+    By the ids that were claimed, where they are known: the index of what runs may hold a dead entry for every task that ever
+    ran, for as long as somebody on a server holds an old snapshot open.
+    """
+    if ids is None:
+        rows = db.rows("read_claims", job=part.job, shard=part.shard, epoch=part.epoch, n=part.n)
+        return [claim_of(row) for row in rows]
+    found: list[Row] = []
+    for start in range(0, len(ids), IDS_MAX):
+        piece = ids[start : start + IDS_MAX]
+        places = ", ".join("?" * len(piece))
+        found += db.rows_text(
+            "SELECT t.shard, t.id, t.key, t.tries, t.strikes, t.lost, t.solo, t.throttled, t.throttled_ms, t.host, t.revisits, "
+            "t.claim_solo, x.text, x.url, x.handler, x.payload, x.priority, x.depth, x.hops, x.chain, t.rank "
+            f"FROM task AS t JOIN task_text AS x ON x.id = t.id WHERE t.id IN ({places}) "
+            "AND t.lane = 'running' AND t.claim_epoch = ? AND t.claim_n = ?",
+            (*piece, part.epoch, part.n),
+        )
+    return [claim_of(row[:-1]) for row in sorted(found, key=lambda row: (row[-1], row[1]))]
 
 
 def claim_of(row: Row) -> Claim:

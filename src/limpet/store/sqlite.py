@@ -400,3 +400,27 @@ def explain(error: Exception, path: str) -> str:
 
 
 WriteHook = Callable[[], None]
+
+
+def is_sqlite_file(path: str) -> bool:
+    """Whether a file begins as a SQLite database does; read by SQLite itself, without a lock.
+
+    Never by open() and close(): on POSIX that drops every lock that other connections of this process hold on the file.
+    """
+    from urllib.parse import quote as quoted
+
+    try:
+        looking = apsw.Connection(
+            f"file:{quoted(os.path.abspath(path))}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        )
+    except apsw.Error:
+        return True  # what is wrong with it is said by whoever opens it
+    try:
+        looking.execute("PRAGMA schema_version").fetchall()
+    except apsw.NotADBError:
+        return False
+    except apsw.Error:
+        return True
+    finally:
+        looking.close()
+    return True

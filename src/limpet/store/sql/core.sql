@@ -402,6 +402,15 @@ SELECT id FROM task
  WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 AND host = :host
  ORDER BY rank, id LIMIT :most
 
+-- name: ready_host_between
+SELECT MIN(host) FROM task WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 AND host > :after AND host < :before
+
+-- name: ready_above
+-- The same above a floor: what lies below it was claimed already, and its entries in the index may be dead.
+SELECT id FROM task
+ WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 AND host = :host AND (rank, id) > (:rank, :id)
+ ORDER BY rank, id LIMIT :most
+
 -- name: suspects_due
 SELECT id, host FROM task
  WHERE job = :job AND shard = :shard AND lane = 'suspect' AND due_ms <= {now_ms} ORDER BY due_ms, host, rank, id LIMIT :most
