@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from limpet import policy
-from limpet.batch import Claim, Kept, Offer, Result
+from limpet.batch import Charge, Claim, Kept, Offer, Result
 from limpet.engine.calling import Bill, Http, Throttled
 from limpet.engine.hand import Hand, Host
 from limpet.engine.handle import Ending, How, handle
@@ -92,9 +92,10 @@ class Calls:
         is_kept = http.has_kept or claim.tries > 1
         return replace(result, charge=bill.charge(), drops_kept=is_kept and ending.kind in DROPS_KEPT)
 
-    def bill_of(self, claim: Claim) -> Bill | None:
-        """The bill of a try that was cut off, once; None where it asked for nothing."""
-        return self.bills.pop(claim.id, None)
+    def charge_of(self, claim: Claim) -> Charge | None:
+        """What a try that was cut off has cost so far, told once; None where it asked for nothing."""
+        bill = self.bills.pop(claim.id, None)
+        return bill.charge() if bill else None
 
     def _done(self, claim: Claim, tx: Tx) -> Result:
         return written(Result(claim, Outcome.DONE, status=200), tx, self.tables)

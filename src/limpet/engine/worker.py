@@ -12,8 +12,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from limpet.batch import Charge, Claim, Grant, Result, RobotsRow
+from limpet.batch import Claim, Grant, Result, RobotsRow
 from limpet.engine.attempt import LeaseOver, Tries
 from limpet.engine.committer import Committer
 from limpet.engine.ends import End
@@ -23,6 +24,7 @@ from limpet.engine.onethread import OneThread
 from limpet.engine.ownership import Ownership, released
 from limpet.engine.paying import Paying
 from limpet.engine.sources import SourceReader
+from limpet.engine.starting import start
 from limpet.engine.tally import Tally
 from limpet.errors import (
     InvariantBroken,
@@ -34,7 +36,7 @@ from limpet.errors import (
     StoreError,
     StoreUnavailable,
     UsageError,
-)
+)  # fmt: skip
 from limpet.failpoint import failpoint
 from limpet.settings import Settings
 from limpet.store import jobs, lease, standing
@@ -206,8 +208,13 @@ class Worker:
 
     def _start_tasks(self, now: float) -> None:
         while len(self._tasks) < self.settings.concurrency and (claim := self.hand.take(now)) is not None:
-            task = asyncio.create_task(self._run(claim))
-            self._tasks[claim.id] = task
+            start(self._tasks, claim.id, self._run(claim), partial(self._give_back, claim))
+
+    def _give_back(self, claim: Claim) -> None:
+        """A try that was cancelled before its first step."""
+        self._keep(released(claim, "stopped"))
+        self.hand.ended(claim, self.clock())
+        self._wake.set()
 
     async def _run(self, claim: Claim) -> None:
         """One try from start to end; its result waits for the next commit."""
@@ -217,13 +224,13 @@ class Worker:
             failed = result is None or result.strike or result.outcome is Outcome.THROTTLED
             self._keep(result)
         except asyncio.CancelledError:
-            self._keep(replace(released(claim, "stopped"), charge=self._charge_of(claim)))
+            self._keep(replace(released(claim, "stopped"), charge=self.tries.calls.charge_of(claim)))
         except LeaseOver:
             pass  # dropped: whoever takes the shard over ends this try
         except Exception as error:
             log.exception("task %s: an internal error", claim.text)
-            charge = self._charge_of(claim)
-            self._keep(Result(claim, Outcome.DEAD, reason=f"internal:{type(error).__name__}", detail=str(error)[:8000], charge=charge))
+            died = Result(claim, Outcome.DEAD, reason=f"internal:{type(error).__name__}", detail=str(error)[:8000])
+            self._keep(replace(died, charge=self.tries.calls.charge_of(claim)))
         finally:
             now = self.clock()
             self.hand.ended(claim, now, failed=failed)
@@ -240,11 +247,6 @@ class Worker:
         reason = self.tries.breaker_reason()
         if reason and self._end is None:
             self.why, self._end, self.breaker_tripped = reason, End.PAUSED, True
-
-    def _charge_of(self, claim: Claim) -> Charge | None:
-        """What a try that was cut off has cost so far."""
-        bill = self.tries.calls.bill_of(claim)
-        return bill.charge() if bill else None
 
     def keep_robots(self, shard: int, row: RobotsRow) -> None:
         """What a robots.txt said goes into the shard's next batch."""
