@@ -213,7 +213,7 @@ def storm_cases(shop: Workshop) -> Iterator[tuple[str, Case]]:
 
 def storm_of(shop: Workshop, seed: int) -> list[str]:
     """It completes, nobody is dead of it, and nothing that was acknowledged was ever gone."""
-    place = shop.ground(1000, 4)
+    place = shop.ground(1300, 4)
     with removed(place.trial(**{"commit-pages": 500, "commit-pages-first": 20, "commit-ms": 1000})) as trial:
         wounds: list[str] = []
         kills = storm(trial, kills=200, every=(5, 20), rng=random.Random(seed), after_kill=lambda: wounds.extend(trial.wounds()))

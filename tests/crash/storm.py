@@ -9,6 +9,10 @@ from functools import partial
 from tests.crash.trial import Trial
 
 
+#: Seconds in which something happens: a suspect waits for two minutes after it has run alone twice.
+SUSPECTS_S = 200.0
+
+
 def storm(trial: Trial, *, kills: int, every: tuple[int, int], rng: random.Random, after_kill: Callable[[], None] | None = None) -> int:
     """Kill each life after so many requests; how many kills there were until one ended by itself.
 
@@ -18,7 +22,7 @@ def storm(trial: Trial, *, kills: int, every: tuple[int, int], rng: random.Rando
     for kill in range(kills):
         wanted = trial.ground.site.stats.requests + rng.randint(*every)
         born = trial.start()
-        if not born.until(partial(_has_asked, trial, wanted)):
+        if not born.until(partial(_has_asked, trial, wanted), SUSPECTS_S):
             assert born.ended() in (0, 3, 6), born.printed()
             return kill
         if born.wait(rng.uniform(0, 0.02)) is not None:
