@@ -8,7 +8,6 @@ from functools import partial
 
 from tests.crash.trial import Trial
 
-
 #: Seconds in which something happens: a suspect waits for two minutes after it has run alone twice.
 SUSPECTS_S = 200.0
 
