@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,7 +35,6 @@ class Collector:
     folder: Path
     arguments: Sequence[str] = ()
     flags: Sequence[str] = FLAGS
-    errors: list[str] = field(default_factory=list)
 
     def command(self, *words: str) -> list[str]:
         """A command line of this Limpet's."""

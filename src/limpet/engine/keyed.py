@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from limpet import policy
 from limpet.batch import Charge, Claim, Kept, Offer, Result
-from limpet.engine.calling import Bill, Http, Throttled
+from limpet.engine.calling import Bill, Http, Throttled, authority_of
 from limpet.engine.hand import Hand, Host
 from limpet.engine.handle import Ending, How, handle
 from limpet.engine.routes import Handler
@@ -137,7 +137,7 @@ class Calls:
 
     async def _paced(self, request: Request) -> Answer:
         """Send, when the provider has a place for it and its pace allows it."""
-        authority = request.url.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2].lower()
+        authority = authority_of(request.url)
         pace = self._provider(authority)
         slots = self._slots.get(authority)
         if slots is None:

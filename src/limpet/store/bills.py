@@ -48,15 +48,14 @@ class Unknown:
     number: int  # of the try
     reserved: int
     text: str
-    charged: int  # micro-credits of the task's other tries, as far as they are known
     charged_later: bool  # a later try of the same task was charged
 
 
 def unknown(db: Database, job: Job) -> list[Unknown]:
     """Every charge of a job that nobody knows the outcome of, by task and try."""
     return [
-        Unknown(int(shard), int(task), int(number), int(reserved), str(text), int(charged), bool(later))
-        for shard, task, number, reserved, text, charged, later in db.rows("unknown_charges", job=job.id)
+        Unknown(int(shard), int(task), int(number), int(reserved), str(text), bool(later))
+        for shard, task, number, reserved, text, later in db.rows("unknown_charges", job=job.id)
     ]
 
 

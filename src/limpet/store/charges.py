@@ -8,7 +8,7 @@ crash came between, unknown; unknown counts as spent until somebody settles it. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from limpet.batch import Billed, Charge, Grant, Part, Result, Want
@@ -26,9 +26,6 @@ SETTLEMENTS_MAX = 1000
 
 #: In a ledger row's deltas: [granted, reserved, spent, unknown], each as it changed.
 MONEY = "~money"
-
-#: States in which a charge's amount is spent, as far as anybody knows.
-SPENT = (str(Billed.CHARGED), str(Billed.UNKNOWN))
 
 
 def job_purse(job: int) -> str:
@@ -257,8 +254,3 @@ def put_reserved(db: Database, rows: Iterable[Sequence[object]], at_ms: int) -> 
 def set_budget(db: Database, purse: str, budget: int | None) -> None:
     """Say what a purse may hold, in micro-credits; None for no limit. In the caller's transaction."""
     db.run("put_purse", name=purse, budget=budget)
-
-
-def deltas(changes: Mapping[int, Sequence[int]]) -> dict[int, dict[str, list[int]]]:
-    """What the ledger notes of each shard's money; nothing where nothing moved."""
-    return {shard: {MONEY: list(moved)} for shard, moved in changes.items() if any(moved)}

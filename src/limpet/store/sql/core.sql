@@ -289,7 +289,6 @@ SELECT handler, host, at_ms - at_ms % 86400000, state, COUNT(*), SUM(amount), SU
 
 -- name: unknown_charges
 SELECT c.shard, c.task, c.try, c.reserved, x.text,
-       (SELECT COALESCE(SUM(d.amount), 0) FROM charge AS d WHERE d.job = c.job AND d.shard = c.shard AND d.task = c.task AND d.state = 'charged'),
        CASE WHEN EXISTS (SELECT 1 FROM charge AS d WHERE d.job = c.job AND d.shard = c.shard AND d.task = c.task AND d.try > c.try
                                                      AND d.state = 'charged') THEN 1 ELSE 0 END
   FROM charge AS c JOIN task_text AS x ON x.id = c.task
