@@ -80,6 +80,15 @@ def workers(path: Path) -> list[tuple[str, int, bool]]:
         db.close()
 
 
+def open_tasks(path: Path) -> list[str]:
+    """The states of the tasks that have not ended."""
+    db = connect(str(path), readonly=True)
+    try:
+        return [str(state) for (state,) in db.rows_text("SELECT state FROM task WHERE lane IS NOT NULL")]
+    finally:
+        db.close()
+
+
 # -- acks -----------------------------------------------------------------------------------
 
 

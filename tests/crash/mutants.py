@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from limpet import failpoint
-from limpet.engine import heart
+from limpet.engine import attempt, heart
 from limpet.errors import OutcomeUnknown, StoreUnavailable
 from limpet.store import datasets, known, ledger
 from limpet.store.dialect import Database, statements
@@ -79,6 +79,40 @@ def no_fence() -> None:
 
         postgres._translated()["fence"] = postgres.translate(sql)  # type: ignore[attr-defined]
         mysql._translated()["fence"] = mysql.words.translate(sql)  # type: ignore[attr-defined]
+
+
+#: At which request of a process its lease is over for a moment.
+LAPSES_AT = 8
+
+
+def lapses_for_a_moment() -> None:
+    """No protection less, but the worst moment: a try finds the lease over, and a heartbeat comes through before the loop looks."""
+    honest_exchange = attempt.Tries.exchange
+    count = iter(range(1, 1_000_000))
+
+    async def exchange(self: attempt.Tries, *rest: Any) -> Any:
+        assert self.heart is not None
+        if next(count) != LAPSES_AT:
+            return await honest_exchange(self, *rest)
+        self.heart._sent_s -= 1_000
+        try:
+            return await honest_exchange(self, *rest)
+        finally:
+            self.heart.sent(self.heart.now())
+
+    attempt.Tries.exchange = exchange  # type: ignore[method-assign]
+
+
+def forgets_that_the_lease_was_over() -> None:
+    """Take a late heartbeat for a lease that never ended."""
+    honest = heart.Heart.may_send.fget
+    assert honest is not None
+
+    def may_send(self: heart.Heart) -> bool:
+        self.is_over = False
+        return bool(honest(self))
+
+    heart.Heart.may_send = property(may_send)  # type: ignore[method-assign, assignment]
 
 
 def remembers_what_was_lost() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from limpet import failpoint
-from tests.crash.judge import workers
+from tests.crash.judge import acks_in, open_tasks, workers
 from tests.crash.trial import Trial
 
 #: Steps that a crawl comes to once; every other one at least three times.
@@ -75,6 +76,30 @@ def test_a_crawl_that_freezes_at_a_step_for_longer_than_its_lease_goes_on(new_tr
     born.signal(signal.SIGCONT)
     assert born.ended() == 0, born.printed()
     assert trial.faults() == []
+
+
+def test_a_heartbeat_that_comes_late_does_not_bring_back_a_lease_that_was_over(trial: Trial) -> None:
+    """What a try dropped since the lease was over would stay running for ever, if its worker went on as if nothing had been."""
+    code, printed = trial.run(mutants=["lapses_for_a_moment"])
+    assert code == 0, printed
+    assert len(workers(trial.db)) == 2  # it began anew, once
+    assert trial.faults() == []
+
+
+def test_a_late_heartbeat_that_is_believed_leaves_a_task_to_nobody(trial: Trial) -> None:
+    """The twin: everything else ends, and the one task waits for a try that was dropped."""
+    seen: dict[tuple[int, tuple[str, ...]], float] = {}  # what there was, and since when
+
+    def stands() -> bool:
+        acks = len(acks_in(trial.acks)) if trial.acks.exists() else 0
+        found = (acks, tuple(open_tasks(trial.db)) if acks else ())
+        return time.monotonic() - seen.setdefault(found, time.monotonic()) > 2 and found[1] == ("running",)
+
+    born = trial.start(mutants=["lapses_for_a_moment", "forgets_that_the_lease_was_over"])
+    assert born.until(stands), born.printed()
+    born.kill()
+    assert open_tasks(trial.db) == ["running"]
+    assert len(workers(trial.db)) == 1
 
 
 @pytest.mark.parametrize("commit", [1, 2, 3])

@@ -41,6 +41,7 @@ class Heart:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat_on, name="limpet-heart", daemon=True)
         self.is_dead = False  # certified by somebody: this worker's id is used up
+        self.is_over = False  # once the lease was over here, tries were dropped on its word: a late beat does not bring them back
         self.found_dead: list[str] = []  # workers that this one certified
 
     def start(self) -> None:
@@ -63,8 +64,10 @@ class Heart:
 
     @property
     def may_send(self) -> bool:
-        """Whether the lease, less its margin, still runs: asked before each request."""
-        return not self.is_dead and self._clock() < self._sent_s + self._settings.lease_s - self._settings.margin_s
+        """Whether the lease, less its margin, still runs: asked before each request. Once told no, it stays no."""
+        if self._clock() >= self._sent_s + self._settings.lease_s - self._settings.margin_s:
+            self.is_over = True
+        return not (self.is_dead or self.is_over)
 
     def _beat_on(self) -> None:
         store: Store | None = None
