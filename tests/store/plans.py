@@ -27,7 +27,7 @@ PER_BATCH = 50  # tasks that each batch of a shard discovered
 #: Statement of a batch, a claim, a take-over, a look or a proof -> the only ways in which it may reach long tables.
 HOT = {
     "due": {"task.open"}, "ready_host_after": {"task.open"}, "ready_of_host": {"task.open"}, "ready_above": {"task.open"},
-    "ready_host_between": {"task.open"}, "ready_shards": {"task.open"},
+    "ready_host_between": {"task.open"}, "ready_in_shard": {"task.open"},
     "suspects_due": {"task.open"}, "next_due": {"task.open"}, "running_tasks": {"task.open"}, "unpark": {"task.open"},
     "claim": {"task.id"}, "promote": {"task.id"}, "finish": {"task.id"}, "revisit": {"task.id"}, "ended_among": {"task.id"},
     "put_revisits": {"task.id"}, "count_discovered": {"task.id"}, "highest_task": {"task.id"},
@@ -36,6 +36,7 @@ HOT = {
     "open_work": {"task.open", "task.key", "request.open"},
     "dead_candidates": {"task.dead", "task.id", "task_text.id", "attempt.try"},
     "revisit_candidates": {"task.id", "task.dead", "task_text.id", "attempt.try"},
+    "unread_tasks": {"task.id", "task_text.id", "attempt.try"},
     "verify_ledger": {"ledger.n"}, "verify_attempts": {"attempt.n", "task.id"}, "verify_attempt_counts": {"attempt.n"},
     "verify_revisit_counts": {"revisit.n"}, "verify_discovered": {"ledger.n", "task.id"}, "verify_discoveries": {"ledger.n"},
     "verify_new_keys": {"ledger.n", "task.id", "task_text.id"}, "verify_keys": {"task.id", "task_text.id"}, "verify_chunk": {"task.id"},

@@ -18,8 +18,12 @@ from limpet.store.jobs import Job
 from limpet.store.opening import Store
 from limpet.task import ShardId
 
-#: Seconds between two looks.
+#: Seconds between two looks; and a look that took long is followed by a rest of so many times as long.
 LOOK_S = 0.25
+LOOK_SHARE = 10
+#: Seconds that one look may take: the next goes on where it ended. A server on which somebody holds an old snapshot open must step
+#: over an entry of the index for every task that was ever ready.
+SPEND_S = 0.05
 #: Hosts that one look asks about, over all shards: the next look goes on from there.
 HOSTS_MAX = 64
 #: A host that has nothing in hand and may be asked within so many seconds is short of claims.
@@ -33,26 +37,29 @@ class Lookout:
     reader: Store
     reading: OneThread
     job: Job
-    me: str
     committer: Committer
     hand: Hand
     clock: Callable[[], float]
-    _looked_s: float = 0.0
+    _next_s: float = 0.0
+    _last: int = -1  # shard at which the last look ended
     _went_on_at: dict[ShardId, int] = field(default_factory=dict)
 
     async def look(self) -> None:
-        """Note every shard of ours in which a claim would find something; nothing where it is not yet time, or the hand is full."""
+        """Note the shards of ours in which a claim would find something; nothing where it is not yet time, or the hand is full."""
         now = self.clock()
-        if now - self._looked_s < LOOK_S or self.committer.room() <= 0:
+        if now < self._next_s or self.committer.room() <= 0:
             return
         asleep = {shard: owned for shard, owned in self.committer.owned.items() if not owned.may_claim(now) and not owned.is_leaving}
         if not asleep:
             return
-        self._looked_s = now
-        rows = await self.reading.call(self.reader.db.rows, "ready_shards", job=self.job.id, owner=self.me)
         steps = HOSTS_MAX
-        for shard in (ShardId(row[0]) for row in rows if row[0] in asleep):
-            steps = await self._ask(asleep[shard], now, steps)
+        for shard in sorted(asleep, key=lambda shard: (shard <= self._last, shard)):
+            self._last = shard
+            if await self.reading.call(self.reader.db.one, "ready_in_shard", job=self.job.id, shard=shard):
+                steps = await self._ask(asleep[shard], now, steps)
+            if steps <= 0 or self.clock() - now > SPEND_S:
+                break
+        self._next_s = now + max(LOOK_S, LOOK_SHARE * (self.clock() - now))
 
     async def _ask(self, owned: Owned, now: float, steps: int) -> int:
         """Go round the shard's hosts that have something ready, until one is short of it; the steps that are left."""
@@ -67,5 +74,7 @@ class Lookout:
             if self.hand.is_short_of(after, now, SOON_S):
                 owned.is_ready = True
                 self.committer.is_fed = True
+                break
+            if self.clock() - now > SPEND_S:
                 break
         return steps

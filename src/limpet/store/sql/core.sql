@@ -222,7 +222,8 @@ SELECT :job, :shard, :n, t.id, t.tries FROM stage_id AS s JOIN task AS t ON t.id
 SELECT task, try, reserved, day, amount FROM charge WHERE job = :job AND shard = :shard AND state = 'reserved'
 
 -- name: settle_charge
-UPDATE charge SET state = :state, amount = :amount, host = :host, requests = :requests, reason = :reason, n = :n, at_ms = {now_ms}
+UPDATE charge SET state = :state, amount = :amount, host = :host, requests = :requests, reason = :reason, n = :n, at_ms = {now_ms},
+       anew = :anew
  WHERE job = :job AND shard = :shard AND task = :task AND try = :try AND state = :before
 
 -- name: note_cost
@@ -288,11 +289,17 @@ SELECT handler, host, at_ms - at_ms % 86400000, state, COUNT(*), SUM(amount), SU
   FROM charge WHERE job = :job GROUP BY handler, host, at_ms - at_ms % 86400000, state
 
 -- name: unknown_charges
+-- With whether another try under the same idempotency key was charged: one between which and this none wanted another answer.
 SELECT c.shard, c.task, c.try, c.reserved, x.text,
-       CASE WHEN EXISTS (SELECT 1 FROM charge AS d WHERE d.job = c.job AND d.shard = c.shard AND d.task = c.task AND d.try > c.try
-                                                     AND d.state = 'charged') THEN 1 ELSE 0 END
+       CASE WHEN EXISTS (SELECT 1 FROM charge AS d WHERE d.job = c.job AND d.shard = c.shard AND d.task = c.task AND d.state = 'charged'
+                            AND NOT EXISTS (SELECT 1 FROM charge AS e WHERE e.job = c.job AND e.shard = c.shard AND e.task = c.task
+                                               AND e.anew = 1 AND ((e.try >= d.try AND e.try < c.try) OR (e.try >= c.try AND e.try < d.try))))
+            THEN 1 ELSE 0 END
   FROM charge AS c JOIN task_text AS x ON x.id = c.task
  WHERE c.job = :job AND c.state = 'unknown' ORDER BY c.shard, c.task, c.try
+
+-- name: tasks_being_charged
+SELECT DISTINCT x.text FROM charge AS c JOIN task_text AS x ON x.id = c.task WHERE c.job = :job AND c.state = 'reserved'
 
 -- name: charged_by_task
 SELECT x.text, SUM(c.amount) FROM charge AS c JOIN task_text AS x ON x.id = c.task
@@ -350,10 +357,15 @@ ON CONFLICT (job, shard, name, handler) DO UPDATE SET low = :low, high = :high, 
 -- name: candidates_of_job
 SELECT name, handler, low, high, seen, gaps FROM candidate WHERE job = :job ORDER BY name, handler, shard
 
--- name: dead_of_handler
--- Dead tasks of a handler, or of the routes, which may have led to it.
-SELECT COUNT(*) FROM task AS t JOIN task_text AS x ON x.id = t.id
- WHERE t.job = :job AND t.state = 'dead' AND x.handler IN ('', :handler)
+-- name: unread_tasks
+-- Tasks that are over and of which no handler has read anything: dead, or skipped by Limpet itself (the reasons of attempt.py). Not
+-- those that moved: their target is a task of its own.
+SELECT x.handler, x.text, CASE WHEN t.state = 'dead' THEN '' ELSE a.reason END
+  FROM task AS t
+  JOIN task_text AS x ON x.id = t.id
+  LEFT JOIN attempt AS a ON a.task = t.id AND a.try = t.tries
+ WHERE t.id > :after AND t.id <= :upto AND +t.job = :job
+   AND (t.state = 'dead' OR (t.state = 'skipped' AND a.reason IN ('gone', 'robots', 'too large', 'out of scope')))
 
 -- name: last_mark
 SELECT version, value, job FROM mark WHERE spider = :spider AND name = :name ORDER BY version DESC LIMIT 1
@@ -391,10 +403,9 @@ UPDATE task SET lane = 'ready', due_ms = 0
 -- The next host with a task that may start at once: one step along the index, however many rows there are.
 SELECT MIN(host) FROM task WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 AND host > :after
 
--- name: ready_shards
--- The shards of an owner in which something is ready: one step along the index for each.
-SELECT s.shard FROM shard AS s WHERE s.job = :job AND s.owner = :owner
-   AND EXISTS (SELECT 1 FROM task AS t WHERE t.job = s.job AND t.shard = s.shard AND t.lane = 'ready' AND t.due_ms = 0) ORDER BY s.shard
+-- name: ready_in_shard
+-- A row where something in a shard may start at once: one step along the index.
+SELECT 1 FROM task WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 LIMIT 1
 
 -- name: ready_of_host
 SELECT id FROM task
@@ -529,6 +540,15 @@ ON CONFLICT (job, kind, digest) DO NOTHING
 
 -- name: relocate_source
 UPDATE source SET place = :place, host = :host WHERE job = :job AND kind = :kind AND digest = :digest AND place <> ''
+
+-- name: drop_replaced_sources
+-- A file is at one place: what is open and was another file there can never be read on. Its id is given to nobody again, as that of
+-- the source that replaces it is higher; whoever still reads it finds no row to move.
+DELETE FROM source
+ WHERE job = :job AND kind = :kind AND place = :place AND host = :host AND payload = :payload AND digest <> :digest AND closed = 0
+
+-- name: ask_generator_again
+UPDATE source SET position = 0, closed = 0 WHERE job = :job AND kind = 'generator' AND digest = :digest AND closed = 1
 
 -- name: sources
 SELECT source, kind, digest, place, host, payload, position, closed FROM source WHERE job = :job ORDER BY source

@@ -38,7 +38,9 @@ CREATE TABLE charge (
     reason   TEXT    NOT NULL,
     n        INTEGER NOT NULL,  -- the batch that wrote it last
     at_ms    INTEGER NOT NULL,
+    anew     INTEGER NOT NULL DEFAULT 0,  -- 1: the next try wants another answer, under another idempotency key
     PRIMARY KEY (job, shard, task, try),
+    CHECK (anew IN (0, 1)),
     CHECK (state IN ('reserved', 'charged', 'refunded', 'void', 'unknown'))
 ) WITHOUT ROWID;
 
