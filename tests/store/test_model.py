@@ -2,8 +2,7 @@
 
 The model knows who owns each shard and what each task has been through; after every step the rows must say the
 same. In the end whoever is left must be able to finish everything: nothing lost, nothing double, nobody blamed.
-Planted bugs prove that it would notice. (That completion is one statement over all shards is proved in `test_commit.py`: so few
-histories lead to where it matters that a machine which draws them does not meet it.)
+Planted bugs prove that it would notice.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from limpet.batch import Claim, Kind, Link, Part, Result, Want
 from limpet.errors import LimpetError
 from limpet.settings import Settings
-from limpet.store import commit, lease, open_store
+from limpet.store import commit, lease, open_store, standing
 from limpet.store.commit import Committed
 from limpet.store.dialect import Database
 from limpet.task import Outcome
@@ -70,6 +69,10 @@ def links_of(number: int) -> list[Link]:
     return [*(SITE[(4 * group + more) % PAGES] for more in (4, 5, 6, 7)), SITE[group]]
 
 
+#: How a page ends that leads nowhere.
+NOWHERE = 6
+
+
 def result_of(claim: Claim, how: int) -> Result:
     """How a try of a page ends: mostly well."""
     if how == 0:
@@ -77,7 +80,31 @@ def result_of(claim: Claim, how: int) -> Result:
     if how == 1:
         return released(claim)
     number = NUMBER[claim.text]
-    return done(claim, *links_of(number), offers=[emitted(f"sku{number % 7}", number)])
+    offer = emitted(f"sku{number % 7}", number)
+    if how == 2:  # it leads away from its shard, and nowhere else: the last of its shard may be the first of another
+        return done(claim, *(one for one in links_of(number) if one.shard != claim.shard), offers=[offer])
+    return done(claim, *(links_of(number) if how != NOWHERE else ()), offers=[offer])
+
+
+class Between:
+    """A database in which something happens after the first question of a reader."""
+
+    def __init__(self, db: Database, happens: Callable[[], None]) -> None:
+        self._db = db
+        self._happens = [happens]
+
+    def __getattr__(self, name: str) -> object:
+        asked = getattr(self._db, name)
+        if name not in ("one", "rows", "rows_text"):
+            return asked
+
+        def ask(*arguments: object, **more: object) -> object:
+            found = asked(*arguments, **more)
+            if self._happens:
+                self._happens.pop()()
+            return found
+
+        return ask
 
 
 @dataclass
@@ -166,6 +193,37 @@ class Crawling(RuleBasedStateMachine):
         hand = self.hands[who]
         wants = {shard: Want(most, most) for shard in hand.held} if claims else {}
         self._send(who, self._parts(who, hows), wants, fault)
+
+    @rule(pick=owners, hows=ends)
+    def ask_whether_it_is_complete(self, pick: int, hows: list[int]) -> None:
+        """While somebody asks, a worker commits what it has in hand, in all shards at once."""
+        who = self._owner(pick)
+
+        def commit_meanwhile() -> None:
+            if who is not None:
+                self._work(who, 1, hows, "", claims=False)
+
+        before = self._is_complete()
+        found = standing.standing(Between(self.store.db, commit_meanwhile), self.hands[0].job.id)  # type: ignore[arg-type]
+        assert found.is_complete in (before, self._is_complete()), "it was complete at no moment"
+
+    @rule(pick=owners)
+    def ask_at_the_end(self, pick: int) -> None:
+        """The same where one task is left in one shard, and leads to the other."""
+        if (who := self._owner(pick)) is None:
+            return
+        for free in range(SHARDS):
+            self.take_over(who, free)
+        hand = self.hands[who]
+        if hand.held:
+            self._work(who, PAGES, [NOWHERE] * PAGES, "", claims=True)
+            self._work(who, PAGES, [NOWHERE] * (len(hand.claims) - 1), "", claims=False)
+        awake = [by for by, other in enumerate(self.hands) if other.held and by not in self.frozen]
+        if who in awake:
+            self.ask_whether_it_is_complete(awake.index(who), [2])
+
+    def _is_complete(self) -> bool:
+        return all(task.state in ("done", "dead") for task in self.tasks.values())
 
     @rule(who=workers, shard=shards)
     def claim_alone(self, who: int, shard: int) -> None:
@@ -440,16 +498,18 @@ class Crawling(RuleBasedStateMachine):
         last.held.clear()
         last.claims.clear()
         last.take()
+        last_ones = []
         for _ in range(200):
             claims = last.claim(8) or [claim for shard in range(SHARDS) for claim in last.claim(1, shard, solo=True)]
             if not claims:
                 break
             last.finish(*(result_of(claim, 9) for claim in claims))
+            last_ones += [NUMBER[claim.text] for claim in claims]
         db = self.store.db
         states = dict(db.rows_text("SELECT x.text, t.state FROM task AS t JOIN task_text AS x ON x.id = t.id"))
         assert set(states.values()) <= {"done", "dead"}, f"stuck: {states}"
         ended = [NUMBER[text] for text, state in states.items() if state == "done"]
-        missing = {one.text for number in ended for one in links_of(number)} - set(states)
+        missing = ({one.text for number in last_ones for one in links_of(number)} | set(self.tasks)) - set(states)
         assert not missing, f"links are lost: {missing}"
         best = {f"sku{number % 7}": min((SITE[n].key, n) for n in ended if n % 7 == number % 7)[1] for number in ended}
         assert dict(db.rows_text("SELECT sku, price FROM shop_product_view")) == best, "records"
@@ -572,6 +632,17 @@ def a_take_over_is_one_statement(patch: pytest.MonkeyPatch, hand: Hand) -> None:
     patch.setattr(lease, "reclaim", mutated(lease.reclaim, 'db.rows("running_tasks", job=part.job, shard=part.shard)', "SEEN[part.shard]"))  # type: ignore[arg-type]
     patch.setattr(lease, "shards", looking)
     patch.setattr(lease, "take_over", taking)
+
+
+@bug
+def completion_is_read_shard_by_shard(patch: pytest.MonkeyPatch, hand: Hand) -> None:
+    """4: the last task of a shard leads to the first of one that was looked at before."""
+
+    def one_by_one(db: Database, job: int) -> standing.Standing:
+        sql = "SELECT COUNT(*) FROM task WHERE job = ? AND shard = ? AND lane IS NOT NULL"
+        return standing.Standing(sum(bool(db.rows_text(sql, (job, shard))[0][0]) for shard in range(SHARDS)), 0, 0, True)
+
+    patch.setattr(standing, "standing", one_by_one)
 
 
 @bug
