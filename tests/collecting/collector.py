@@ -18,10 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 
-#: Seconds after which a run hangs.
+#: Seconds without progress after which a run hangs.
 PATIENCE_S = 240.0
 #: Seconds between two looks at what runs.
 LOOK_S = 0.005
+#: The same once nothing more is to be hit.
+LOOK_LATER_S = 1.0
 #: Small windows and a short lease: whatever happens, happens soon.
 FLAGS = ("--quiet", "--lease", "2", "--commit-ms", "50", "--backoff", "0.05", "--outage-after", "0")
 
@@ -92,16 +94,19 @@ class Collector:
     ) -> tuple[int, list[int]]:  # fmt: skip
         frozen: list[tuple[float, subprocess.Popen[bytes]]] = []
         look = threading.Event()
-        hits, codes, until = 0, [], time.monotonic() + PATIENCE_S
-        at = progress() + rng.randint(*every)
+        hits, codes, seen, since = 0, [], progress(), time.monotonic()
+        looked_s, at = since, seen + rng.randint(*every)
         while crew:
-            assert time.monotonic() < until, f"it hangs: {self.log()}"
+            if hits < kills or time.monotonic() > looked_s + LOOK_LATER_S:
+                looked_s, found = time.monotonic(), progress()
+                seen, since = (seen, since) if found == seen else (found, looked_s)
+            assert time.monotonic() < since + PATIENCE_S, f"it hangs: {self.log()}"
             for one in [one for one in crew if one.poll() is not None]:
                 crew.remove(one)
                 codes.append(one.returncode)
                 assert one.returncode in ok, f"a worker ended with {one.returncode}: {self.log()}"
             awake = [one for one in crew if one not in [asleep for _, asleep in frozen]]
-            if hits < kills and awake and progress() >= at:
+            if hits < kills and awake and seen >= at:
                 victim = rng.choice(awake)
                 if freeze_s and hits % 2 == 0:
                     os.killpg(victim.pid, signal.SIGSTOP)

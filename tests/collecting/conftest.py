@@ -13,6 +13,10 @@ from tests.conftest import Databases
 
 New = Callable[..., Collector]
 
+on_sqlite = pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+on_postgres = pytest.mark.parametrize("databases", ["postgres"], indirect=True)
+on_mysql = pytest.mark.parametrize("databases", ["mysql"], indirect=True)
+
 
 @pytest.fixture
 def provider() -> Iterator[Provider]:

@@ -3,7 +3,7 @@
 /api/serp?keyword=&day=        ten results, one credit
 /api/places                    POST {keyword, lat, lng}: places, as many credits as it says
 /api/features?page=            a list, free of charge; /api/feature?id= one of them, half a credit
-/api/feed?before=              orders, newest first, ten a page
+/api/feed?before= or ?after=   orders, newest first or oldest first, ten a page
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class Provider:
     latency_s: float = 0.0
     failing: int = 10  # one first request in so many is answered with 500, and not charged; 0: none
     broken: set[str] = field(default_factory=set)  # calls that are always answered with 500
+    gone: set[str] = field(default_factory=set)  # calls that are answered with 404
+    busy: bool = False  # the next request is answered with 429, and a long time to wait
+    says_credits: str = ""  # what the header says that a call cost, whatever it did cost
     orders: list[int] = field(default_factory=list)
     requests: int = 0
     charges: Counter[str] = field(default_factory=Counter)  # call -> credits, in thousandths
@@ -59,6 +62,11 @@ class Provider:
         with self.lock:
             return {call: number // self.price(call) - 1 for call, number in self.charges.items() if number > self.price(call)}
 
+    def bill(self, day: str, keywords: list[str]) -> list[tuple[str, float]]:
+        """Keyword and credits of each call for search results of a day."""
+        calls = {word: f"serp?{json.dumps({'day': day, 'keyword': word}, sort_keys=True)}" for word in keywords}
+        return [(word, self.charges[called] / 1000) for word, called in calls.items()]
+
     @staticmethod
     def price(call: str) -> int:
         """What a call costs, in thousandths of a credit."""
@@ -71,10 +79,15 @@ class Provider:
         with self.lock:
             self.requests += 1
             self.attempts[call] += 1
+            if self.busy:
+                self.busy = False
+                return 429, b"", "0"
             if key:
                 self.sent_keys.setdefault(call, set()).add(key)
                 if key in self.replays:
                     return self.replays[key]
+            if call in self.gone:
+                return 404, b"", "0"
             if call in self.broken or (self.failing and lot("fails", call) % self.failing == 0 and self.attempts[call] == 1):
                 return 500, b'{"error": "not charged"}', "0"
             price = self.price(call)
@@ -100,6 +113,9 @@ class Provider:
             return {"features": [f"f{n}" for n in range(first, min(first + PAGE, FEATURES))], "more": first + PAGE < FEATURES}
         if path == "feature":
             return {"rating": f"{lot(query) % 50 / 10}", "reviews": lot(query) % 1000}
+        if "after" in query:
+            page = sorted(n for n in self.orders if n > int(query["after"]))[:PAGE]
+            return {"orders": [{"number": n, "item": f"item {n}"} for n in page]}
         before = int(query.get("before", 0) or 10**9)
         page = sorted((n for n in self.orders if n < before), reverse=True)[:PAGE]
         return {"orders": [{"number": n, "item": f"item {n}"} for n in page]}
@@ -128,7 +144,9 @@ def providing(**more: object) -> Iterator[Provider]:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("X-Credits-Charged", cost)
+            self.send_header("X-Credits-Charged", provider.says_credits or cost)
+            if status == 429:
+                self.send_header("Retry-After", "600")
             self.end_headers()
             self.wfile.write(body)
 

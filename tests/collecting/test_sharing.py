@@ -2,184 +2,115 @@
 
 from __future__ import annotations
 
-import random
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from limpet.store import shared
-from limpet.store.opening import connect
-from tests.collecting.collector import Collector
-from tests.collecting.conftest import New
+from tests.collecting import scenes
+from tests.collecting.collector import environment
+from tests.collecting.conftest import New, on_sqlite
 from tests.collecting.provider import Provider
-
-COUNTING = """
-from collections.abc import AsyncIterator
-from limpet import Call, Spider, Start, Tx, call
-
-counting = Spider("counting")
+from tests.collecting.scenes import Kills, Stage
+from tests.conftest import on_servers
 
 
-@counting.task(key="number")
-async def count(number: int, *, tx: Tx) -> None:
-    for name in range(20):
-        if number % (name + 1) == 0:
-            tx.tally(f"divisible.{name + 1}")
-    tx.tally("in_all", number)
+def test_totals_are_exact_under_kills_and_freezes(collector: New, provider: Provider, tmp_path: Path) -> None:
+    """Four workers; one is killed, one is frozen for longer than its lease."""
+    assert scenes.tallies(Stage(collector, tmp_path, provider), 600, Kills(4, (40, 80), at_least=2, freeze_s=3.0))["kills and freezes"]
 
 
-@counting.start
-async def numbers(start: Start) -> AsyncIterator[Call]:
-    for number in range(int(start.params["numbers"])):
-        yield call(count, number=number)
+@on_servers
+def test_no_update_of_a_register_is_lost_and_no_innocent_runs_again(collector: New, provider: Provider, tmp_path: Path) -> None:
+    """Contended by three workers."""
+    assert scenes.registers(Stage(collector, tmp_path, provider), 200)["again"]
+
+
+@on_sqlite
+@pytest.mark.parametrize("rising", [False, True])
+def test_a_feed_that_is_killed_in_every_round_loses_nothing_and_doubles_nothing(
+    collector: New, provider: Provider, tmp_path: Path, rising: bool
+) -> None:
+    """Newest first and ascending; rows arrive between pages, and some late."""
+    assert scenes.fed(Stage(collector, tmp_path, provider), 6, rising=rising)["kills"]
+
+
+@on_sqlite
+def test_a_feed_whose_page_was_gone_once_loses_no_order(collector: New, provider: Provider) -> None:
+    """Newest first, the second page answers 404: the mark stays, people are told, and the next sweep goes down to the end."""
+    provider.failing, provider.orders, provider.gone = 0, [*range(1, 101)], {'feed?{"before": "91"}'}
+    feed = collector("feed", "--slot", "01", "--param", f"api={provider.url}/feed")
+    assert feed.run() == 0
+    assert "mark orders stays where it is: skipped as gone: 1" in feed.log()
+    assert "held back: skipped as gone: 1" in feed.limpet("status")
+    assert scenes.marks_of(feed) == []
+    provider.gone.clear()
+    later = collector("feed", "--slot", "02", "--param", f"api={provider.url}/feed")
+    assert later.run() == 0
+    assert sorted(int(str(row["number"])) for row in later.export("order")) == [*range(1, 101)]
+    assert scenes.marks_of(later) == [100]
+
+
+@on_sqlite
+def test_a_run_of_a_job_that_is_finished_and_proved_moves_a_mark_that_a_kill_left_behind(collector: New, provider: Provider) -> None:
+    """Killed after the last commit, and proved by `limpet verify`: nothing else is left to do."""
+    provider.failing, provider.orders = 0, [*range(1, 21)]
+    feed = collector("feed", "--slot", "01", "--param", f"api={provider.url}/feed")
+    life = subprocess.run(
+        feed.command("run", str(feed.spider), "--db", feed.db, *feed.flags, *feed.arguments), cwd=feed.folder, check=False,
+        env={**environment(), "LIMPET_FAILPOINT": "before_retire=kill"},
+    )  # fmt: skip
+    assert life.returncode == -signal.SIGKILL
+    feed.limpet("verify", "--full")
+    assert scenes.marks_of(feed) == []
+    assert "the next run moves it" in feed.limpet("status")
+    assert feed.run() == 6
+    assert scenes.marks_of(feed) == [20]
+    assert feed.run() == 6
+    assert scenes.marks_of(feed) == [20]
+
+
+MIXED = """
+from decimal import Decimal
+from limpet import Spider, Start, Tx, call
+
+mixed = Spider("mixed")
+
+@mixed.task(key="n")
+async def ask(n: int, *, tx: Tx) -> None:
+    tx.mark("m").seen({0: Decimal("NaN"), 1: "\\ud800", 2: "a\\0"}.get(n, n if n % 2 else str(n)))
+
+@mixed.start
+async def starts(start: Start):
+    for n in range(12):
+        yield call(ask, n=n)
 """
 
-ADDING = """
-from collections.abc import AsyncIterator
-from limpet import Call, Spider, Start, Tx, call
 
-adding = Spider("adding")
-
-
-@adding.task(key="number")
-async def add(number: int, *, tx: Tx) -> None:
-    register = await tx.register(f"sum.{number % 5}")
-    register.set((register.value or 0) + 1)
-    tx.tally("writes")
-
-
-@adding.start
-async def numbers(start: Start) -> AsyncIterator[Call]:
-    for number in range(int(start.params["numbers"])):
-        yield call(add, number=number)
-"""
+@on_sqlite
+def test_bad_values_of_a_mark_are_their_tasks_faults_and_types_that_differ_are_told(collector: New, tmp_path: Path) -> None:
+    """The run ends, with dead letters that say why; all other work is kept, and is not done again."""
+    mixed = collector(scenes.written(tmp_path, "mixed", MIXED))
+    assert mixed.run() in (0, 3)
+    assert "mark m stays where it is: dead tasks of its handlers: 3; values of several types: int, str" in mixed.log()
+    dead = mixed.limpet("dead", "--json")
+    assert [dead.count(word) for word in ("has no order", "the lone surrogate", "a NUL")] == [1, 1, 1]
+    assert "held back: dead tasks of its handlers: 3; values of several types: int, str" in mixed.limpet("status")
+    assert scenes.counted(mixed.db, "SELECT COUNT(*) FROM attempt") == 12
+    mixed.limpet("verify", "--full")
 
 
-def written(folder: Path, name: str, text: str) -> Path:
-    """The file of a spider."""
-    place = folder / f"{name}.py"
-    place.write_text(text, encoding="utf-8")
-    return place
-
-
-def sums(db: str, job: int = 1) -> dict[str, int]:
-    """The tallies of a job."""
-    opened = connect(db, readonly=True)
-    try:
-        return shared.tallies(opened, job)
-    finally:
-        opened.close()
-
-
-def done(db: str) -> int:
-    """Tasks that are done, or 0 while there is no job."""
-    opened = connect(db, readonly=True)
-    try:
-        return int((opened.one("done_so_far", job=1) or (0,))[0] or 0)
-    finally:
-        opened.close()
-
-
-def test_totals_are_exact_under_kills_and_freezes(collector: New, tmp_path: Path) -> None:
-    """Four workers add to twenty tallies; one is killed, one is frozen for longer than its lease."""
-    number = 600
-    counting = collector(written(tmp_path, "counting", COUNTING), "--param", f"numbers={number}", "--commit-pages", "20")
-    counting.run("--max-pages", "1")
-    hits, _ = counting.together(lambda: done(counting.db), workers=4, kills=4, every=(40, 80), freeze_s=3.0)
-    assert hits >= 2
-    found = sums(counting.db)
-    assert found["in_all"] == sum(range(number))
-    assert [found[f"divisible.{n}"] for n in range(1, 21)] == [len(range(0, number, n)) for n in range(1, 21)]
-    counting.limpet("verify", "--full")
-
-
-@pytest.mark.parametrize("databases", ["mysql", "postgres"], indirect=True)
-def test_no_update_of_a_register_is_lost_and_no_innocent_runs_again(collector: New, tmp_path: Path) -> None:
-    """Contended by three workers: as many versions as tasks, and only a lost race runs a task again."""
-    number = 200
-    adding = collector(written(tmp_path, "adding", ADDING), "--param", f"numbers={number}", "--commit-pages", "10", "--concurrency", "4")
-    adding.run("--max-pages", "1")
-    adding.together(lambda: done(adding.db), workers=3, kills=0, every=(1, 2))
-    opened = connect(adding.db, readonly=True)
-    try:
-        values = shared.registers(opened, "adding")
-        again = {str(row[0]) for row in opened.rows_text("SELECT DISTINCT reason FROM attempt WHERE outcome <> 'done'")}
-        strikes = opened.rows_text("SELECT SUM(strike) FROM attempt")[0][0]
-    finally:
-        opened.close()
-    assert sum(version for version, _ in values.values()) == number
-    assert sum(int(str(value)) for _, value in values.values()) == number
-    assert sums(adding.db)["writes"] == number
-    assert again <= {"a register had another version by then", "stopped", "its shard is handed over"}
-    assert not int(strikes or 0)
-    adding.limpet("verify", "--full")
-
-
-@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
-def test_a_feed_that_is_killed_in_every_round_loses_nothing_and_doubles_nothing(collector: New, provider: Provider) -> None:
-    """Newest first, ten rounds; rows arrive between pages, and some late."""
-    rng = random.Random(7)
-    newest, late = 0, []
-    missing = []
-    for round_ in range(10):
-        provider.orders += [newest + n for n in range(1, 26) if n != 20] + late
-        late = [newest + 20]  # comes in the next round, below what is newest by then
-        newest += 25
-        fed = collector("feed", "--slot", f"{round_:02}", "--param", f"api={provider.url}/feed")
-        hits = _killed(fed, provider, rng)
-        assert hits or round_
-        assert fed.run() in (0, 6)
-        rows = sorted(int(str(row["number"])) for row in fed.export("order"))
-        assert len(rows) == len(set(rows))
-        missing = [number for number in provider.orders if number not in rows]
-        if round_:
-            assert missing == [] or set(missing) <= set(late)
-    assert missing == []
-    opened = connect(fed.db, readonly=True)
-    try:
-        marks = [row[2] for row in opened.rows("marks_of_spider", spider="feed")]
-    finally:
-        opened.close()
-    assert marks == [f"int:{25 * (n + 1)}" for n in range(10)]
-    fed.limpet("verify", "--full", "--slot", "09")
-
-
-def _killed(fed: Collector, provider: Provider, rng: random.Random) -> int:
-    """Kill one life of a run after a page or two; whether that happened."""
-    wanted = provider.requests + rng.randint(1, 2)
-    life = fed.start()
-    while life.poll() is None:
-        if provider.requests >= wanted:
-            life.kill()
-            return int(life.wait() == -9)
-    return 0
-
-
-@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+@on_sqlite
 def test_a_start_generator_goes_on_where_it_was(collector: New, tmp_path: Path) -> None:
     """Killed while it yields, it yields all, and each once."""
-    counting = collector(written(tmp_path, "counting", COUNTING), "--param", "numbers=6000")
+    counting = collector(scenes.written(tmp_path, "counting", scenes.COUNTING), "--param", "numbers=6000")
     life = counting.start()
-    while life.poll() is None and not _has_read(counting.db):
+    while life.poll() is None and not scenes.counted(counting.db, "SELECT MAX(position) FROM source"):
         pass
     life.kill()
     assert life.wait() == -9
     assert counting.run() == 0
-    assert sums(counting.db)["in_all"] == sum(range(6000))
+    assert scenes.looked(counting.db, lambda db: shared.tallies(db, 1))["in_all"] == sum(range(6000))
     counting.limpet("verify", "--full")
-
-
-def _has_read(db: str) -> bool:
-    """Whether a piece of the generator is in."""
-    from limpet.errors import LimpetError
-
-    try:
-        opened = connect(db, readonly=True)
-    except LimpetError:
-        return False
-    try:
-        return bool(opened.rows_text("SELECT 1 FROM source WHERE position > 0"))
-    except LimpetError:
-        return False
-    finally:
-        opened.close()

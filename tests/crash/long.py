@@ -29,6 +29,7 @@ from typing import Any
 from limpet import failpoint
 from limpet.demo.catalogue import FaultProfile, Shop
 from limpet.demo.site import spawned
+from tests.collecting.long import collecting_cases
 from tests.crash import powercut, sweep
 from tests.crash.crowd import crowd_cases
 from tests.crash.nursery import ROOT, Nursery, nursery
@@ -378,6 +379,7 @@ def every_case(shop: Workshop) -> Iterator[tuple[str, Case]]:
     for cases in (failpoint_cases, sweep_cases, power_cases, storm_cases, torture_cases):
         yield from cases(shop)
     yield from crowd_cases(shop.stack)
+    yield from collecting_cases(shop.stack)
 
 
 def run(name: str, case: Case) -> list[str]:
