@@ -41,7 +41,7 @@ DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 RUN = ("README.md", "docs/quickstart.md")
 #: Features that are not there yet: each paragraph that names one says so.
 PLANNED = r"Bloom|I10"
-SAYS_SO = r"planned|later|not built|Not built|not on|none \||reserved|come with|being hardened"
+SAYS_SO = r"planned|later|not built|Not built|not on|none \||reserved|come with"
 UNBUILT = ["consume", "reparse", "ui"]
 #: What other programs take, where a command of ours does not.
 FOREIGN_FLAGS = {"--upgrade", "--help", "--version", "--only", "--list"}

@@ -48,7 +48,7 @@ VERDICT = r"\b(assert|raises|check|expect|verify|fail)"
 FOR_EVER_S = 1000
 UNFINISHED = ["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]
 #: Modules without input, output, clock and lots, as import-linter has them. What needs no import is looked for here.
-PURE = {"errors", "settings", "url_tables", "url", "scope", "task", "columns", "record", "batch", "policy", "schedule"}
+PURE = {"credentials", "errors", "settings", "url_tables", "url", "scope", "task", "columns", "record", "batch", "policy", "schedule"}
 
 #: What `from limpet import ...` offers. A name is added or taken away here, in CHANGELOG and in the docs at once.
 PUBLIC = [

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 
+from limpet.credentials import hidden
 from limpet.task import Epoch, Outcome, ShardId, TaskId, TaskKey
 
 DIGEST_BYTES = 16
@@ -83,6 +84,11 @@ class Charge:
     host: str = ""  # who was asked
     requests: int = 0  # sent
     reason: str = ""  # for people: "status 200", "time-out"
+    anew: bool = False  # the next try wants another answer, under another idempotency key
+
+
+#: Under this name the kept answers of a task hold which of its tries, last, wanted another answer than the one that was paid for.
+ANEW = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ class Result:
     claim: Claim
     outcome: Outcome
     reason: str = ""  # one stable word or phrase; never empty for skipped, failed, dead
-    detail: str = ""  # for people: message, traceback; bounded
+    detail: str = ""  # for people: message, traceback; bounded, and without credentials
     status: int = 0  # HTTP status of the last answer, 0 for none
     strike: bool = False
     due_in_ms: int = 0  # FAILED, THROTTLED, RELEASED: not before so long after the commit
@@ -194,6 +200,10 @@ class Result:
     registers: tuple[RegisterWrite, ...] = ()
     seen: tuple[Seen, ...] = ()
     _digest: bytes = field(default=b"", init=False, repr=False, compare=False)  # made once: a commit asks three times
+
+    def __post_init__(self) -> None:
+        if self.detail:  # whoever made it: an error of a library repeats a URL as it was
+            object.__setattr__(self, "detail", hidden(self.detail))
 
     def digest(self) -> bytes:
         """What this try offered: links by key, records by (dataset, key, content), then shared values where it has any."""

@@ -7,14 +7,20 @@
     HandlerOutcome  a handler's own verdict on its task: Retry, Skip, Dead, Blocked
 
 A message says what, which one, what was expected and what was found. It never
-holds a password: addresses of databases pass through `store.dialect.public_dsn`.
+holds a credential: what it repeats passes through `credentials.hidden`, and addresses
+of databases through `store.dialect.public_dsn`.
 """
 
 from __future__ import annotations
 
+from limpet.credentials import hidden
+
 
 class LimpetError(Exception):
     """The root of all errors that Limpet raises on purpose."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(hidden(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class UsageError(LimpetError):

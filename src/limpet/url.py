@@ -359,6 +359,15 @@ def key_text(text: str, method: str = "GET", body: bytes = b"") -> str:
     return f"{method} {text} {blake2b(body, digest_size=KEY_BYTES).hexdigest() if body else '-'}"
 
 
+def authority_of(text: str) -> str:
+    """The authority in a key text, which may begin with a method.
+
+    >>> authority_of("POST http://e.test:81/a 1f"), authority_of("call://serp.ranks+07/{}")
+    ('e.test:81', 'serp.ranks+07')
+    """
+    return text.partition("://")[2].partition("/")[0]
+
+
 def host_id(authority: str) -> int:
     """A host as a signed 64-bit integer, which every database can hold and index."""
     return int.from_bytes(blake2b(authority.encode(), digest_size=8).digest(), "big", signed=True)

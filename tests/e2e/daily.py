@@ -22,7 +22,7 @@ SHANGHAI = '"day", at="00:30", tz="Asia/Shanghai"'
 SPIDER = '''
 from limpet import Page, Spider, Tx, record
 
-prices = Spider("prices", start=["{origin}/"], user_agent="prices/1 (+http://127.0.0.1/bot)")
+prices = Spider("prices", start=["{origin}/"], user_agent="prices/1 (+http://127.0.0.1/bot)", shards=8)
 {every}
 
 
@@ -53,7 +53,7 @@ class Daily:
 
     site: Served
     file: Path
-    db: Path
+    db: str
     products: int
     price: Callable[[int], int] = lambda number: 100 + number
     broken: set[int] = field(default_factory=set)  # products whose page has no price: their handler raises
@@ -86,12 +86,12 @@ class Daily:
 
     def states(self) -> dict[str, str]:
         """Slot -> what there is of it, in the order in which the jobs were made."""
-        with reading(str(self.db)) as store:
+        with reading(self.db) as store:
             return {slot: str(slots.look(store.db, slot, job).state) for slot, job in slots.jobs_by_slot(store.db, "prices").items()}
 
     def command(self, name: str, *words: object) -> list[str]:
         """A command line for a process of its own."""
-        return [sys.executable, "-m", "limpet", name, str(self.file), "--db", str(self.db), "--quiet", *map(str, words)]
+        return [sys.executable, "-m", "limpet", name, str(self.file), "--db", self.db, "--quiet", *map(str, words)]
 
     def start(self, name: str, *words: object, **environment: str) -> subprocess.Popen[str]:
         """Such a process."""
@@ -107,13 +107,13 @@ def last_json(text: str) -> dict[str, Any]:
 
 
 @contextmanager
-def daily(folder: Path, every: str = SHANGHAI, *, products: int = 5) -> Iterator[Daily]:
-    """A site that is served, and a spider's file for it."""
+def daily(folder: Path, every: str = SHANGHAI, *, products: int = 5, db: str = "") -> Iterator[Daily]:
+    """A site that is served, and a spider's file for it; its database is a file beside that, unless another one is named."""
     made: list[Daily] = []
     with serving(lambda address, path, asked: made[0].answer(address, path, asked)) as site:
         file = folder / "prices.py"
         file.write_text(SPIDER.format(origin=site.origin(), every=f"prices.every({every})" if every else ""), encoding="utf-8")
-        made.append(Daily(site, file, folder / "prices.db", products))
+        made.append(Daily(site, file, db or str(folder / "prices.db"), products))
         try:
             yield made[0]
         finally:

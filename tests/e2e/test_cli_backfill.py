@@ -11,14 +11,15 @@ import pytest
 
 from tests.e2e.conftest import Ended, Limpet
 from tests.e2e.daily import Daily, daily
+from tests.servers.kinds import Databases
 
 NOW = "2026-11-29T18:00:00Z"  # slot 2026-11-30 of Shanghai was due
 
 
 @pytest.fixture
-def prices(tmp_path: Path) -> Iterator[Daily]:
-    """A spider that is due each day at 00:30 in Shanghai, of forty products."""
-    with daily(tmp_path, products=40) as made:
+def prices(databases: Databases, tmp_path: Path) -> Iterator[Daily]:
+    """A spider that is due each day at 00:30 in Shanghai, of forty products, with a database of its own."""
+    with daily(tmp_path, products=40, db=databases.ready()) as made:
         yield made
 
 
@@ -78,7 +79,14 @@ def test_of_a_finished_slot_only_what_failed_is_asked_for_again(limpet: Limpet, 
 
 def test_an_unfinished_slot_is_gone_on_with(limpet: Limpet, prices: Daily) -> None:
     """What its dead worker had committed is not asked for again."""
-    prices.held = {20}
+
+    def price(number: int) -> int:
+        if sum(prices.asked.values()) > 10 and not prices.go.is_set():  # whichever it is: the order of products is that of their keys
+            prices.waiting.set()
+            prices.go.wait(60)
+        return 100 + number
+
+    prices.price = price
     child = prices.start("run", "--slot", "2026-11-29", "--concurrency", "1", "--commit-pages-first", "1")
     assert prices.waiting.wait(60)
     child.kill()

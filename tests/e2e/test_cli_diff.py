@@ -12,14 +12,15 @@ import pytest
 
 from tests.e2e.conftest import Ended, Limpet
 from tests.e2e.daily import Daily, daily
+from tests.servers.kinds import Databases
 
 COUNTS = {"new": 1, "gone": 1, "changed": 2, "same": 1}
 
 
 @pytest.fixture
-def prices(tmp_path: Path) -> Iterator[Daily]:
-    """A spider of five products."""
-    with daily(tmp_path) as made:
+def prices(databases: Databases, tmp_path: Path) -> Iterator[Daily]:
+    """A spider of five products, with a database of its own."""
+    with daily(tmp_path, db=databases.ready()) as made:
         yield made
 
 

@@ -246,6 +246,11 @@ PLANS = {
     "put_back_by_outcome": "r USING PRIMARY KEY (job=?)",
     "view_texts": "x USING INTEGER PRIMARY KEY (rowid>?)",
     "view_dead_letters": "t USING INDEX task_dead (job=? AND shard=? AND id>?)",
+    "read_purse": "purse USING INDEX sqlite_autoindex_purse_1 (name=?)",
+    "read_escrow": "escrow USING PRIMARY KEY (job=? AND shard=?)",
+    "candidates_of_job": "candidate USING PRIMARY KEY (job=?)",
+    "last_mark": "mark USING PRIMARY KEY (spider=? AND name=?)",
+    "marks_before": "q USING PRIMARY KEY (spider=? AND name=?)",
 }
 
 

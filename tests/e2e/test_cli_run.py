@@ -227,6 +227,24 @@ def test_try_prints_records_and_links_and_writes_nothing(limpet: Limpet, shop: S
     assert [*tmp_path.iterdir()] == []
 
 
+def test_try_prints_the_calls_that_a_page_enqueues(limpet: Limpet, shop: Site, tmp_path: Path) -> None:
+    """With their arguments as JSON has them, apart from its links."""
+    (tmp_path / "priced.py").write_text(
+        "from datetime import date\nfrom limpet import Spider, call\n"
+        'spider = Spider("priced")\n'
+        '@spider.task(key=("sku", "day"))\nasync def price(sku: str, day: date, http, tx):\n    pass\n'
+        "@spider.page()\ndef page(page, tx):\n    tx.enqueue(call(price, sku=page.one('.sku'), day=date(2026, 11, 30)), priority=2)\n",
+        encoding="utf-8",
+    )
+    ended = limpet("try", "priced.py", shop.shop.url(4), "--json")
+    arguments = {"sku": "LP-000004", "day": "2026-11-30"}
+    assert ended.json["calls"] == [{"handler": "price", "arguments": arguments, "priority": 2}]
+    assert ended.json["links"] == []
+    text = limpet("try", "priced.py", shop.shop.url(4)).out
+    assert "1 call\n" in text
+    assert '{"day":"2026-11-30","sku":"LP-000004"}' in text
+
+
 @pytest.mark.parametrize(
     ("path", "code", "words"),
     [

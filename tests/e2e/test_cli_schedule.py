@@ -18,17 +18,19 @@ import pytest
 
 from limpet.cli.schedule import CLOCK_S, wait_until
 from limpet.store import open_store
+from tests.conftest import on_sqlite
 from tests.e2e.conftest import Limpet
 from tests.e2e.daily import SHANGHAI, Daily, daily, last_json
+from tests.servers.kinds import Databases
 
 #: Somewhat after slot 2026-11-30 of Shanghai was due.
 NOW = "2026-11-29T18:00:00Z"
 
 
 @pytest.fixture
-def prices(tmp_path: Path) -> Iterator[Daily]:
-    """A spider that is due each day at 00:30 in Shanghai."""
-    with daily(tmp_path) as made:
+def prices(databases: Databases, tmp_path: Path) -> Iterator[Daily]:
+    """A spider that is due each day at 00:30 in Shanghai, with a database of its own."""
+    with daily(tmp_path, db=databases.ready()) as made:
         yield made
 
 
@@ -45,7 +47,7 @@ print(json.dumps(codes))
 
 def at_instants(prices: Daily, zone: str, instants: list[str]) -> list[int]:
     """`limpet schedule` at each of some instants, on a machine that is set to a zone; its exit codes."""
-    words = ["schedule", str(prices.file), "--db", str(prices.db), "--quiet", "--json"]
+    words = ["schedule", str(prices.file), "--db", prices.db, "--quiet", "--json"]
     command = [sys.executable, "-c", MANY, json.dumps(words), *instants]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env={"TZ": zone, "PATH": ""})
     assert ended.returncode == 0, ended.stderr
@@ -92,18 +94,17 @@ for at in sys.argv[2:]:
 
 
 @pytest.mark.slow
-def test_eight_processes_that_trigger_a_slot_at_once_make_one_job(tmp_path: Path) -> None:
-    """Ten slots, one after the other: each page is asked for once a slot, and every process exits with 0."""
-    with daily(tmp_path, products=30) as prices:
-        words = json.dumps(
-            ["schedule", str(prices.file), "--db", str(prices.db), "--quiet", "--lease", "120"]
-        )  # a busy machine starves nobody
-        instants = [f"2026-11-{day:02}T18:00:00Z" for day in range(1, 11)]
+def test_eight_processes_that_trigger_a_slot_at_once_make_one_job(databases: Databases, tmp_path: Path) -> None:
+    """Ten slots, one after the other, two on a server: each page is asked for once a slot, and every process exits with 0."""
+    slots = 10 if databases.name == "sqlite" else 2
+    with daily(tmp_path, products=30, db=databases.ready()) as prices:
+        words = json.dumps(["schedule", str(prices.file), "--db", prices.db, "--quiet", "--lease", "120"])  # a busy machine starves nobody
+        instants = [f"2026-11-{day:02}T18:00:00Z" for day in range(1, slots + 1)]
         ended = subprocess.run([sys.executable, "-c", EIGHT, words, *instants], capture_output=True, text=True, check=False, timeout=600)
         assert ended.returncode == 0, ended.stderr
-        assert [json.loads(line) for line in ended.stdout.splitlines()] == [[0] * 8] * 10, ended.stderr
-        assert prices.states() == {f"2026-11-{day:02}": "finished" for day in range(2, 12)}
-        assert prices.asked == dict.fromkeys(["", *(f"p/{number}" for number in range(30))], 10)
+        assert [json.loads(line) for line in ended.stdout.splitlines()] == [[0] * 8] * slots, ended.stderr
+        assert prices.states() == {f"2026-11-{day:02}": "finished" for day in range(2, slots + 2)}
+        assert prices.asked == dict.fromkeys(["", *(f"p/{number}" for number in range(30))], slots)
 
 
 # -- once -------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def test_what_cannot_be_scheduled_is_refused(limpet: Limpet, tmp_path: Path) -> 
         ended = limpet("backfill", prices.file, "--from", "2026-11-29", "--to", "2026-12-01", "--at", NOW)
         assert ended.code == 2
         assert "2026-12-01 is not due before 2026-11-30 16:30 UTC; the last one was 2026-11-30" in ended.err
-        assert not prices.db.exists()
+        assert not Path(prices.db).exists()
 
 
 # -- the daemon -------------------------------------------------------------------------------------
@@ -263,6 +264,7 @@ def until(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
             raise AssertionError(child.communicate())
 
 
+@on_sqlite
 @pytest.mark.slow
 def test_a_daemon_runs_each_slot_when_it_is_due_and_stops_cleanly(limpet: Limpet, prices: Daily) -> None:
     """The one that was missed last at once, the next one when its time has come; SIGTERM while it waits is exit 0."""
@@ -281,6 +283,7 @@ def test_a_daemon_runs_each_slot_when_it_is_due_and_stops_cleanly(limpet: Limpet
         child.communicate()
 
 
+@on_sqlite
 @pytest.mark.slow
 def test_a_daemon_that_is_told_to_stop_stops_its_run_which_goes_on_later(limpet: Limpet, prices: Daily) -> None:
     """Exit 4: the run has ended too, and the same command goes on."""
@@ -314,6 +317,6 @@ def test_a_daemon_goes_on_with_a_slot_whose_worker_died(prices: Daily) -> None:
     finally:
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=60)
-    store = open_store(str(prices.db), create=False, readonly=True)
+    store = open_store(prices.db, create=False, readonly=True)
     assert store.db.rows_text("SELECT COUNT(*) FROM job") == [(1,)]
     store.close()

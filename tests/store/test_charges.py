@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from limpet.batch import CREDIT, Billed, Charge, Claim, Grant, Kept, Link, Result, Want
+from limpet.batch import ANEW, CREDIT, Billed, Charge, Claim, Grant, Kept, Link, Result, Want
 from limpet.errors import UsageError
 from limpet.store import Store, bills, charges, requests
+from limpet.store.dialect import Database
 from limpet.store.verify import verify
 from limpet.task import Outcome, ShardId, TaskKey
 from limpet.url import digest16, host_id
-from tests.conftest import Hire
-from tests.store.hands import SHARDS, Hand, dead, released
+from tests.conftest import Hire, on_servers
+from tests.store.hands import SHARDS, Hand, dead, failed, released
 
 COSTS = {"ask": CREDIT}
 
@@ -150,6 +152,91 @@ def test_a_day_has_a_purse_of_its_own_over_jobs_and_a_new_day_begins_anew(hire: 
     clean(w)
 
 
+def day_grant(day: str, credits: int) -> Grant:
+    """A grant that the day's purse of so many credits must pay for, too."""
+    return Grant(CREDIT, day, charges.day_purse("shop", day), credits * CREDIT)
+
+
+def granted(hand: Hand, purse: str) -> int:
+    """What was drawn from a purse."""
+    row = hand.db.one("read_purse", name=purse)
+    return int(row[1]) if row else 0
+
+
+def test_a_shard_that_one_purse_has_nothing_for_holds_nothing_of_the_other(hire: Hire) -> None:
+    """The day has one credit, the job five: the second shard would keep one of the job's for nothing."""
+    w, x = hire(0), hire(1)
+    w.store.set_budget(5 * CREDIT)
+    w.seed(*(call(n, shard) for n in range(2) for shard in (0, 1)))
+    day = "2026-11-30"
+    for hand, shard, claims, paid_for in ((w, 0, 1, 1), (x, 1, 0, 1), (x, 1, 0, 1), (w, 0, 0, 1)):
+        answer = hand.commit(hand.part(shard, grant=day_grant(day, 1)), want={ShardId(shard): want(9, day=day)})
+        assert (len(answer.claims), answer.unpaid) == (claims, {shard})
+        assert (granted(w, charges.job_purse(w.job.id)), escrow(hand, shard)) == (paid_for * CREDIT, 0)
+        assert granted(w, charges.day_purse("shop", day)) == CREDIT
+    clean(w)
+
+
+@pytest.mark.parametrize("how", ["grant", "other day", "release"])
+def test_what_a_shard_holds_unused_goes_back_to_the_purses_it_came_from(hire: Hire, how: str) -> None:
+    """Where it is asked to, where its day is over, and where its owner gives it up; what it has spent stays drawn."""
+    w = hire(0)
+    w.store.set_budget(320 * CREDIT)
+    w.seed(call(1, 0))
+    first, second = "2026-11-30", "2026-12-01"
+    (claim,) = w.commit(w.part(0, grant=day_grant(first, 160)), want={ShardId(0): want(9, day=first)}).claims
+    w.finish(paid(claim))
+    assert granted(w, charges.job_purse(w.job.id)) == 20 * CREDIT
+    assert granted(w, charges.day_purse("shop", first)) == 10 * CREDIT
+    if how == "grant":
+        w.commit(w.part(0, grant=Grant()))  # by a run that has no budget of a day
+    elif how == "release":
+        w.release(0)
+    else:
+        w.commit(w.part(0, grant=day_grant(second, 160)))
+    assert granted(w, charges.day_purse("shop", first)) == CREDIT
+    assert granted(w, charges.day_purse("shop", second)) == (10 * CREDIT if how == "other day" else 0)
+    assert granted(w, charges.job_purse(w.job.id)) == (20 if how == "other day" else 1) * CREDIT
+    clean(w)
+
+
+class Overtaken:
+    """A real connection on which something happens once, just after a purse was looked at."""
+
+    def __init__(self, db: Database, purse: str, meanwhile: Callable[[], None]) -> None:
+        self.db, self.purse, self.meanwhile = db, purse, [meanwhile]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.db, name)
+
+    def one(self, statement: str, **values: str) -> object:
+        """A row, as it was before."""
+        row = self.db.one(statement, **values)
+        if self.meanwhile and statement == "read_purse" and values["name"] == self.purse:
+            self.meanwhile.pop()()
+        return row
+
+
+@on_servers
+def test_a_purse_that_another_draws_from_between_look_and_draw_is_looked_at_again(hire: Hire) -> None:
+    """The job's last credit goes to the other: what was drawn of the day already goes back to it."""
+    w, x = hire(0), hire(take=False)
+    job, day = charges.job_purse(w.job.id), charges.day_purse("shop", "2026-11-30")
+    w.store.set_budget(CREDIT)
+
+    def takes_it() -> None:
+        x.db.begin()
+        assert x.db.run("draw", name=job, amount=CREDIT) == 1
+        x.db.commit()
+
+    db = Overtaken(w.db, job, takes_it)
+    w.db.begin()
+    assert charges.draw(db, w.job, w.part(0), day_grant("2026-11-30", 3)) == [0, 0, 0, 0]  # type: ignore[arg-type]
+    w.db.commit()
+    assert db.meanwhile == []
+    assert (granted(w, job), granted(w, day), escrow(w, 0)) == (CREDIT, 0, 0)
+
+
 # -- answers that were paid for ------------------------------------------------------------------
 
 
@@ -195,7 +282,7 @@ def lost_twice(hire: Hire) -> Hand:
 
 
 def test_a_bill_says_which_of_the_unknown_charges_were_charged(hire: Hire) -> None:
-    """Task 1 was billed twice, task 2 not at all; a task that is billed beyond its charges is named."""
+    """Task 1 was billed twice; task 2, of which a try runs, is left for later; a task that is billed beyond its charges is named."""
     w = lost_twice(hire)
     texts = {link.text: link for link in (call(1, 0), call(2, 0))}
     one, two = sorted(texts)
@@ -205,10 +292,13 @@ def test_a_bill_says_which_of_the_unknown_charges_were_charged(hire: Hire) -> No
     assert (settlement.more, settlement.less) == ({"call://ask+00/{}": CREDIT}, {})
     bills.ask(w.store, settlement, "me")
     w.commit(w.part(0))
-    assert sorted(str(row[0]) for row in rows(w)) == ["charged", "charged", "refunded", "refunded", "reserved", "void"]
-    assert bills.unknown(w.db, w.job) == []
+    assert sorted(str(row[0]) for row in rows(w)) == ["charged", "charged", "refunded", "reserved", "unknown", "void"]
+    assert [charge.text for charge in bills.unknown(w.db, w.job)] == [two]
+    assert settlement.left == 1
+    w.finish(*(replace(paid(claim, Billed.VOID), drops_kept=True) for claim in w.claims.values()))
+    settlement = bills.by_bill(w.db, w.job, bills.unknown(w.db, w.job), {one: 2 * CREDIT, two: CREDIT}, is_whole=True)
+    assert [(state, amount) for _, state, amount in settlement.said] == [(Billed.CHARGED, CREDIT)]
     clean(w)
-    assert two not in settlement.more
 
 
 def test_under_an_idempotency_key_a_later_charge_has_paid_for_the_earlier_tries(hire: Hire) -> None:
@@ -221,6 +311,22 @@ def test_under_an_idempotency_key_a_later_charge_has_paid_for_the_earlier_tries(
     w.commit(w.part(0))
     assert settlement.left == len(bills.unknown(w.db, w.job)) == 1
     clean(w)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_an_answer_that_was_paid_for_has_paid_for_a_try_that_read_it_again_and_was_lost(hire: Hire, anew: bool) -> None:
+    """Unless its handler wanted another answer: then the next try asks under another key, and may have been charged again."""
+    w, x = hire(0), hire(take=False)
+    w.seed(call(1, 0))
+    (claim,) = draw(w, 0)
+    charge = Charge(Billed.CHARGED, CREDIT, "api.test", 1, "status 200", anew=anew)
+    w.finish(replace(failed(claim, due_in_ms=0), charge=charge, drops_kept=anew))
+    draw(w, 0)
+    x.succeed_to(w)
+    assert [found.is_paid for found in bills.unknown(x.db, x.job)] == [not anew]
+    asked = x.db.one("read_kept", job=x.job.id, shard=0, task=claim.id, request=ANEW)
+    assert (asked is not None) == anew
+    clean(x)
 
 
 # -- tampering -------------------------------------------------------------------------------------

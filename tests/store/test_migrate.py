@@ -11,6 +11,7 @@ import pytest
 from limpet.errors import SchemaNewer, StoreBusy, UsageError
 from limpet.store import Store, migrate, open_store, sqlite
 from limpet.store.dialect import split
+from limpet.store.joining import has_jobs
 from limpet.store.opening import connect
 from limpet.store.sqlite import Sqlite
 from tests.conftest import Databases, Hire, on_sqlite
@@ -120,6 +121,21 @@ def test_a_database_without_a_job_yet_is_named_so(databases: Databases) -> None:
     connect(dsn, create=True).close()
     with pytest.raises(UsageError, match="holds no job yet"):
         open_store(dsn, create=False)
+
+
+def test_a_database_that_another_process_is_making_holds_no_job_yet(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two steps: who looks then is not told to migrate, and makes the rest like anybody who begins."""
+    dsn, real = databases.new(), migrate.steps()
+    monkeypatch.setattr(migrate, "steps", lambda: real[:1])
+    open_store(dsn).close()
+    monkeypatch.setattr(migrate, "steps", lambda: real)
+    with pytest.raises(migrate.NoJobYet, match="holds no job yet"):
+        open_store(dsn, create=False)
+    assert not has_jobs(dsn)
+    store = open_store(dsn)
+    found_job(store)
+    store.close()
+    assert has_jobs(dsn)
 
 
 def test_a_table_named_meta_is_no_schema_of_ours(databases: Databases) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from limpet.batch import Claim, RegisterWrite, Result, Seen
-from limpet.store import shared
+from limpet.engine.attempt import GONE, MOVED, NO_HANDLER, OUT_OF_SCOPE, ROBOTS, TOO_LARGE
+from limpet.store import requests, shared
 from limpet.store.verify import verify
 from limpet.task import Outcome
 from tests.conftest import Hire
-from tests.store.hands import Hand, dead, done, pages
+from tests.store.hands import Hand, dead, done, pages, skipped
 
 
 def counting(claim: Claim, name: str, more: int) -> Result:
@@ -61,6 +62,19 @@ def test_a_fenced_part_adds_nothing_to_a_tally(hire: Hire) -> None:
     x.finish(counting(again, "seen", 1))
     assert shared.tallies(x.db, x.job.id) == {"seen": 1}
     clean(x)
+
+
+def test_a_task_that_is_put_back_adds_to_a_tally_again_and_last_words_stay(hire: Hire) -> None:
+    """A tally counts tries that were kept: what a task had counted before it was put back is not taken away."""
+    w = hire(0)
+    w.seed(*pages(0, 2))
+    one, two = w.claim()
+    w.finish(counting(one, "done", 1), replace(dead(two), tallies=(("given_up", 1),), is_final=True))
+    requests.ask(w.store, "retry", {"states": ["done", "dead"]}, shards=[0], who="me")
+    w.commit(w.part(0))
+    w.finish(*(counting(claim, "done", 1) for claim in w.claim()))
+    assert shared.tallies(w.db, w.job.id) == {"done": 3, "given_up": 1}
+    clean(w)
 
 
 # -- registers -------------------------------------------------------------------------------------
@@ -141,15 +155,100 @@ def test_a_dead_task_of_the_sweep_holds_its_mark_back_until_it_is_mended(hire: H
     one, two = w.claim()
     w.finish(sweeping(one, 101, 200), dead(two))
     (moved,) = shared.move_marks(w.db, w.job)
-    assert (moved.held_back, values(w)) == (1, [])
-    from limpet.store import requests
-
+    assert (moved.held, values(w)) == (shared.Held(dead=1), [])
     requests.ask(w.store, "retry", {"states": ["dead"]}, shards=[0], who="me")
     w.commit(w.part(0))
     sweep(w, [(1, 100)])
     (moved,) = shared.move_marks(w.db, w.job)
     assert (moved.value, values(w)) == ("int:200", ["int:200"])
     clean(w)
+
+
+@pytest.mark.parametrize("reason", [GONE, ROBOTS, TOO_LARGE, OUT_OF_SCOPE])
+def test_a_task_that_nobody_read_holds_its_mark_back_until_it_is_asked_again(hire: Hire, reason: str) -> None:
+    """A page that was gone may have had the next one behind it: what follows would never be seen again."""
+    w = hire(0)
+    w.seed(*pages(0, 2))
+    one, two = w.claim()
+    w.finish(sweeping(one, 91, 100), skipped(two, reason))
+    for _ in range(2):
+        (moved,) = shared.move_marks(w.db, w.job)
+        assert (moved.held, values(w)) == (shared.Held(skipped=((reason, 1),)), [])
+    assert str(moved.held) == f"skipped as {reason}: 1"
+    requests.ask(w.store, "retry", {"states": ["skipped"]}, shards=[0], who="me")
+    w.commit(w.part(0))
+    sweep(w, [(81, 90)])
+    (moved,) = shared.move_marks(w.db, w.job)
+    assert (moved.value, bool(moved.held), values(w)) == ("int:100", False, ["int:100"])
+    clean(w)
+
+
+@pytest.mark.parametrize("reason", [MOVED, NO_HANDLER, "sold out"])
+def test_a_skip_that_the_handler_decided_or_that_stands_for_another_task_counts_as_seen(hire: Hire, reason: str) -> None:
+    """The twin."""
+    w = hire(0)
+    w.seed(*pages(0, 2))
+    one, two = w.claim()
+    w.finish(sweeping(one, 91, 100), skipped(two, reason))
+    assert shared.move_marks(w.db, w.job)[0].value == "int:100"
+
+
+@pytest.mark.parametrize(("leads_to", "is_held"), [("feed", True), ("detail", False), ("", True)])
+def test_where_the_routes_decide_only_tasks_of_a_marks_handlers_hold_it_back(hire: Hire, leads_to: str, is_held: bool) -> None:
+    """A dead link elsewhere in a crawl is nothing to a mark; where nobody knows, it may be."""
+    w = hire(0)
+    w.seed(*pages(0, 3))
+    one, two, three = w.claim()
+    w.finish(sweeping(one, 91, 100), skipped(two, GONE), dead(three))
+    (moved,) = shared.move_marks(w.db, w.job, lambda text: leads_to)
+    assert moved.held == (shared.Held(1, (("gone", 1),)) if is_held else shared.Held())
+    assert values(w) == ([] if is_held else ["int:100"])
+
+
+def test_a_mark_of_a_job_whose_tasks_were_removed_stays(hire: Hire) -> None:
+    """What was left unread of it nobody can say any more."""
+    w = hire(0)
+    w.seed(*pages(0, 1))
+    sweep(w, [(1, 5)])
+    w.db.begin()
+    w.db.run("gc_seal", job=w.job.id, tasks=1, done=1, skipped=0, dead=0, charged=0, vector=b"v")
+    w.db.commit()
+    assert (shared.move_marks(w.db, w.job), values(w)) == ([], [])
+    (row,) = shared.marks_of_job(w.db, w.job, is_complete=True)
+    assert row.held == "its tasks were removed before it moved"
+
+
+def test_values_of_two_types_break_no_commit_and_hold_the_mark_back(hire: Hire) -> None:
+    """In one batch, in a later one, and of another handler: the work is kept, and both types are named."""
+    w = hire()
+    w.seed(*pages(0, 4), *pages(1, 1))
+    claims = w.claim()
+    texts = replace(done(claims[0]), seen=(Seen("orders", "feed", "str:a", "str:b", 2),))
+    w.finish(texts, sweeping(claims[1], 1, 5))
+    w.finish(sweeping(claims[2], 90, 95))
+    w.finish(done(claims[3]), replace(done(claims[4]), seen=(Seen("orders", "other", "date:2026-11-30", "date:2026-11-30", 1),)))
+    (row,) = shared.marks_of_job(w.db, w.job, is_complete=False)
+    assert (row.seen, row.held) == (14, "values of several types: date, str")
+    for _ in range(2):
+        (moved,) = shared.move_marks(w.db, w.job)
+        assert (moved.held.types, values(w)) == (("date", "str"), [])
+    clean(w)
+
+
+def test_a_mark_that_another_sweep_left_with_another_type_stays_there(hire: Hire) -> None:
+    """Two slots side by side: neither had a mark to compare with."""
+    w = hire(0)
+    w.seed(*pages(0, 1))
+    sweep(w, [(1, 5)])
+    other = w.store.join(spider="shop", slot="2", profile=w.job.profile)
+    w.db.begin()
+    w.db.run("put_mark", spider="shop", name="orders", version=1, value="str:z", low="str:a", gap="", job=other.id)
+    w.db.commit()
+    w.store.join(spider="shop", slot="", profile=w.job.profile)
+    (moved,) = shared.move_marks(w.db, w.job)
+    assert (moved.held.types, values(w)) == (("int", "str"), ["str:z"])
+    (row,) = shared.marks_of_job(w.db, w.job, is_complete=True)
+    assert (row.held, row.is_moved) == ("values of several types: int, str", False)
 
 
 def test_a_mark_never_falls_and_a_gap_below_a_sweep_is_reported(hire: Hire) -> None:

@@ -86,6 +86,7 @@ def test_calls_of_one_handler_are_spread_over_all_places() -> None:
         ({**ARGUMENTS, "lng": 1}, "ask does not take lng"),
         ({**ARGUMENTS, "lat": 39.9}, "argument lat is 39.9: expected Decimal, found float"),
         ({**ARGUMENTS, "lat": Decimal("NaN")}, "expected a number"),
+        ({**ARGUMENTS, "lat": Decimal("1e99999999")}, "more than 1000 digits"),
         ({**ARGUMENTS, "day": datetime(2026, 11, 30, tzinfo=UTC)}, "argument day is"),
         ({**ARGUMENTS, "depth": True}, "argument depth is True: expected int, found bool"),
         ({**ARGUMENTS, "at": datetime(2026, 11, 30)}, "without a zone"),

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limpet import UsageError
-from limpet.engine.csvfile import Csv
+from limpet.engine.csvfile import ROW_BYTES_MAX, Csv, LineNumbers
 
 FIELDS = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"), max_size=12)
 
@@ -55,8 +55,9 @@ def test_pieces_of_any_size_are_the_whole(tmp_path: Path, rows: list[tuple[str, 
     [
         (b"", "found an empty file"),
         (b"a,a\n1,2\n", "names a column twice"),
-        (b"\xff\xfea\x00", "UTF-16"),
-        (b"a,b\n1\n", "row at byte 4: 1 fields; expected 2"),
+        (b"\xff\xfea\x00", r"k\.csv is UTF-16"),
+        (b"a,b\n1\n", "row at byte 4: 1 field; expected 2"),
+        (b"a\r1\r", "line ends are CR alone"),
         (b'a\n"x\n', "row at byte 2"),
     ],
 )
@@ -72,3 +73,42 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     """By its name."""
     with pytest.raises(UsageError, match="cannot read"):
         Csv.at(str(tmp_path / "none.csv"))
+
+
+def told(place: Path, content: bytes, piece: int) -> list[str]:
+    """Each row of a file, read in pieces: its fields, or its line and what is wrong with it."""
+    place.write_bytes(content)
+    table, numbers = Csv.at(str(place)), LineNumbers(str(place))
+    found: list[str] = []
+    position, is_done = 0, False
+    while not is_done:
+        rows, position, is_done = table.rows(position, piece)
+        found += [f"{numbers.of(row.begins)}: {row.fault}" if row.fault else "|".join(row.fields) for row in rows]
+    assert position == len(content)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'k\n5" disk\n6 disk\n7" disk\n', ['5" disk', "6 disk", '7" disk']),
+        (b'k\n"5" disk\n6 disk\n', ["2: ',' expected after '\"'", "6 disk"]),
+        (b'k\n"a\nb"\n"c\nd\n', ["a\nb", "4: a quote that is not closed", "d"]),
+        (b"k\na,b\n\nc\n", ["2: 2 fields; expected 1 (k)", "c"]),
+        (b"k\n" + b"x" * (ROW_BYTES_MAX + 9) + b"\ny\n", ["2: a line of more than 1,048,576 bytes", "y"]),
+        (
+            b'k\n"' + b"x\n" * (ROW_BYTES_MAX // 2) + b"y\n",
+            ["2: field larger than field limit (131072)", *["x"] * (ROW_BYTES_MAX // 2 - 1), "y"],
+        ),
+        ("k\n价格\n".encode() + b"x\xffy\n" + "地图\n".encode(), ["价格", "3: not UTF-8: invalid start byte", "地图"]),
+        (
+            "k\n价格\n".encode("gb18030") + b"x\xff\n" + "地图\n".encode("gb18030"),
+            ["价格", "3: not GB18030: illegal multibyte sequence", "地图"],
+        ),
+    ],
+)
+def test_what_is_no_row_is_told_with_its_line_and_the_next_ones_are_read(tmp_path: Path, content: bytes, expected: list[str]) -> None:
+    """Wherever a piece ends; a quote that is never closed costs one line and not the file."""
+    assert told(tmp_path / "k.csv", content, 5000) == expected
+    if len(content) < ROW_BYTES_MAX:
+        assert told(tmp_path / "k.csv", content, 1) == expected

@@ -53,11 +53,13 @@ class Try:
         self.hand.add(claims, self.now)
         return list(iter(lambda: self.hand.take(self.now), None))
 
-    def end(self, ended: Claim, reason: str = "connect", *, status: int = 0, detail: str = "") -> Result | None:
-        """A try ends; "" is a page that came."""
+    def end(self, ended: Claim, reason: str = "connect", *, status: int = 0, detail: str = "", is_heard: bool = True) -> Result | None:
+        """A try ends; "" is a page that came, or a call that needed to ask nobody."""
         strike = bool(reason)
         outcome = Outcome.DONE if not reason else Outcome.DEAD if ended.strikes >= 3 else Outcome.FAILED
-        result = Result(ended, outcome, reason=reason, status=status or (0 if reason else 200), detail=detail, strike=strike)
+        result = Result(
+            ended, outcome, reason=reason, status=status or (200 if is_heard and not reason else 0), detail=detail, strike=strike
+        )
         found = asyncio.run(self.outages.weigh(result))
         self.hand.ended(ended, self.now, failed=found is None or found.strike)
         return found
@@ -167,6 +169,20 @@ def test_an_answer_that_was_under_way_before_does_not_end_an_outage() -> None:
     made.fail(*running)
     made.end(slow, "")
     assert made.hand.hosts[HOST].away_ms
+
+
+def test_a_call_that_asked_nobody_does_not_end_an_outage() -> None:
+    """It read an answer that was paid for earlier, or only computed: nobody has heard of the provider."""
+    made = Try()
+    made.fail(*made.start(*map(claim, range(3))))
+    host = made.hand.hosts[HOST]
+    made.now = host.next_s
+    done = made.end(made.start(claim(50))[0], "", is_heard=False)
+    assert done is not None
+    assert done.outcome is Outcome.DONE
+    assert host.away_ms
+    made.end(made.start(claim(51))[0], "")
+    assert not host.away_ms
 
 
 def test_a_host_that_is_away_for_too_long_is_given_up() -> None:

@@ -33,7 +33,7 @@ EXTRAS = {
 #: Holds secrets: neither its value nor what is wrong with it is ever shown.
 SECRET = "alerts"
 #: Environment variables that are read elsewhere.
-_OTHERS = frozenset({"config", "debug", "failpoint", "failpoint_log", "failpoint_gate", "shared", "crew"})
+_OTHERS = frozenset({"config", "debug", "failpoint", "failpoint_log", "failpoint_gate", "shared", "crew", "params"})
 #: A variable this close to a setting's name is a slip of the pen.
 _SIMILAR = 0.85
 

@@ -6,12 +6,12 @@ import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from limpet.batch import CREDIT, Billed
 from limpet.cli import database, mend
 from limpet.cli.exits import Exit
-from limpet.cli.printing import count, note, say, say_json, table
+from limpet.cli.printing import count, cut, note, say, say_json, table
 from limpet.engine.calls import CallSchema
 from limpet.engine.csvfile import Csv, arguments_of
 from limpet.engine.load import load
@@ -20,12 +20,19 @@ from limpet.errors import UsageError
 from limpet.store import bills, jobs, requests
 from limpet.store.bills import Cost
 from limpet.store.charges import job_purse
+from limpet.store.views import snapshot
 
 #: What a table may be grouped by, in the order of its columns.
 GROUPS = ("job", "task", "host", "day", "outcome")
 
 #: Rows of a bill that are read at a time.
 ROWS = 5000
+
+#: Credits of one task in a bill: the ledger counts millionths in 64 bits, and a sum of such tasks still has room there.
+CREDITS_MAX = 1_000_000_000
+
+#: Characters of what stands in a bill that a message repeats.
+TEXT_CHARS = 50
 
 #: Tasks that are named where bill and ledger differ.
 NAMED_MAX = 20
@@ -90,14 +97,15 @@ def settle(args: argparse.Namespace) -> int:
     if len(ways) != 1:
         raise UsageError("cost settle: expected one of --from BILL.csv, --as charged|refunded, --idempotent")
     with database.of_job(args) as (store, job):
-        found = bills.unknown(store.db, job)
-        if args.bill:
-            billed = _read_bill(args.bill, args.file, args.spider)
-            settlement = bills.by_bill(store.db, job, found, billed, is_whole=not args.partial)
-        elif args.idempotent:
-            settlement = bills.by_idempotency(found)
-        else:
-            settlement = bills.by_decree(found, is_charged=args.settle_as == "charged")
+        billed = _read_bill(args.bill, args.file, args.spider) if args.bill else {}
+        with snapshot(store.db):
+            found = bills.unknown(store.db, job)
+            if args.bill:
+                settlement = bills.by_bill(store.db, job, found, billed, is_whole=not args.partial)
+            elif args.idempotent:
+                settlement = bills.by_idempotency(found)
+            else:
+                settlement = bills.by_decree(found, is_charged=args.settle_as == "charged")
         if settlement.said:
             bills.ask(store, settlement, mend.who())
             applied = requests.apply(store)
@@ -140,12 +148,37 @@ def _read_bill(path: str, file: str | None, spider: str) -> dict[str, int]:
     while not is_done:
         rows, position, is_done = bill.read(position, ROWS)
         for at, fields in rows:
+            where = f"{path}, row at byte {at}"
             try:
-                amount = Decimal(fields["credits"].strip()) * CREDIT
-                billed[fields["task"] if schema is None else _text(schema, fields)] += int(amount)
-            except (InvalidOperation, ValueError) as error:
-                raise UsageError(f"{path}, row at byte {at}: credits {fields['credits']!r}: expected a number") from error
+                text = _named(fields["task"]) if schema is None else _text(schema, fields)
+            except UsageError as error:
+                raise UsageError(f"{where}: {error}") from error
+            billed[text] += _micro(fields["credits"], where)
+            if abs(billed[text]) > CREDITS_MAX * CREDIT:
+                raise UsageError(f"{where}: this and the rows before it come to more than {CREDITS_MAX:,} credits for {text}")
     return billed
+
+
+def _named(text: str) -> str:
+    if not text.strip():
+        raise UsageError("names no task")
+    return text.strip()
+
+
+def _micro(text: str, where: str) -> int:
+    """Micro-credits of a row. UsageError, naming the row, for what is no number, or more than any task can cost.
+
+    >>> _micro(" 1.5", "bill.csv")
+    1500000
+    """
+    try:
+        credits = Decimal(text.strip())
+        if abs(credits) <= CREDITS_MAX:
+            return int(credits * CREDIT)
+    except ArithmeticError:  # no number at all, or one that cannot be compared
+        credits = Decimal("NaN")
+    expected = "a number" if credits.is_nan() else f"at most {CREDITS_MAX:,}"
+    raise UsageError(f"{where}: credits {cut(text, TEXT_CHARS)!r}: expected {expected}")
 
 
 def _schema(path: str, file: str | None, spider: str, heading: Sequence[str]) -> CallSchema:

@@ -21,11 +21,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count as numbers
 
+from limpet.cli import parameters
 from limpet.cli.configuration import PREFIX
 from limpet.cli.database import file_of
 from limpet.cli.exits import Exit
-from limpet.cli.printing import clean
+from limpet.cli.parameters import passed_on
+from limpet.cli.printing import clean, without_credentials
 from limpet.cli.values import WORKERS_MAX
+from limpet.credentials import hidden
 from limpet.engine.oversight import Ended
 from limpet.errors import UsageError
 from limpet.settings import SHARDS_SERVER, SHARDS_SQLITE, Settings, documented
@@ -166,13 +169,13 @@ def _marked(text: str, number: int, *, as_json: bool) -> str:
     ('[worker 2] WARNING limpet.worker: lost', '{"level": "info", "worker": 2}')
     """
     if not as_json:
-        return f"[worker {number}] {clean(text)}"
+        return f"[worker {number}] {clean(hidden(text))}"
     try:
         fields = json.loads(text)
         assert isinstance(fields, dict)
     except (ValueError, AssertionError):
         fields = {"level": "error", "message": text}
-    return json.dumps({**fields, "worker": number}, ensure_ascii=False)
+    return json.dumps(without_credentials({**fields, "worker": number}), ensure_ascii=False)
 
 
 def ended_of(code: int, said: bytes) -> Ended:
@@ -211,17 +214,16 @@ def crew_of(args: argparse.Namespace, settings: Settings, address: str) -> Crew:
     command += ["--log-level", args.log_level, "--log-format", args.log_format]
     for flag, value in (("--spider", args.spider), ("--config", args.config)):
         command += [flag, value] if value else []
-    for name, value in args.param:
-        command += ["--param", f"{name}={value}"]
     command += ["--debug"] if args.debug else []
     shards = settings.shards or (SHARDS_SQLITE if file_of(address) else SHARDS_SERVER)
     return Crew(command, environment_of(args, address), size_of(args.workers, shards), args.log_format == "json", not file_of(address))
 
 
 def environment_of(args: argparse.Namespace, address: str) -> dict[str, str]:
-    """This process's own, with the settings that were flags; the address too, which may hold a password, and stays out of `ps`."""
+    """This process's own, with the settings that were flags; the address and the parameters too: secrets stay out of `ps`."""
     given = {name: value for name in (*documented(), "user_agent") if (value := getattr(args, name, None)) is not None}
-    return {**os.environ, f"{PREFIX}DB": address, **{f"{PREFIX}{name.upper()}": _text_of(value) for name, value in given.items()}}
+    settings = {f"{PREFIX}{name.upper()}": _text_of(value) for name, value in given.items()}
+    return {**os.environ, f"{PREFIX}DB": address, **settings, **passed_on(parameters.given(args))}
 
 
 def _text_of(value: object) -> str:

@@ -19,7 +19,8 @@ import sys
 import traceback
 from enum import IntEnum
 
-from limpet.cli.printing import note, say_json
+from limpet.cli.printing import clean, note, say_json
+from limpet.credentials import hidden
 from limpet.errors import (
     FetchError,
     InvariantBroken,
@@ -87,7 +88,7 @@ def tell(error: BaseException, *, as_json: bool = False, debug: bool = False) ->
     code = code_of(error)
     message = _message(error)
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        print(clean(hidden("".join(traceback.format_exception(error)))), end="", file=sys.stderr)
     if as_json:
         say_json({"error": {"kind": type(error).__name__, "message": message, "exit_code": int(code)}})
     note(f"limpet: {message}")

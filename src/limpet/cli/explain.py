@@ -72,7 +72,7 @@ def _explain(args: argparse.Namespace, url: str, spider: Spider | None, store: S
         return Exit.USAGE
     story = _tell(url, canonical, steps_of(url, profile, base=args.base), spider, store, job)
     if args.json:
-        say_json(_as_json(story))
+        say_json(_as_json(story), is_data=True)
     else:
         say(_as_text(story))
     return Exit.COMPLETE

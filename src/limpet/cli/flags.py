@@ -31,8 +31,9 @@ def starts_from(command: argparse.ArgumentParser) -> None:
 def params(command: argparse.ArgumentParser) -> None:
     """Values for `spider.params`."""
     command.add_argument(
-        "--param", action="append", type=pair, default=[], metavar="NAME=VALUE", help="a value for `spider.params`; may be repeated"
-    )
+        "--param", action="append", type=pair, default=[], metavar="NAME=VALUE",
+        help="a value for `spider.params`; may be repeated. @ENV:VARIABLE is the value of an environment variable",
+    )  # fmt: skip
 
 
 def workers(command: argparse.ArgumentParser) -> None:

@@ -16,6 +16,8 @@ from limpet.store.gc import Candidate
 def gc(args: argparse.Namespace) -> int:
     """Seal and remove what is old enough; 6 where nothing is."""
     with database.of_database(args) as store:
+        if args.vacuum:
+            store_gc.check_vacuum(store.db)  # before anything is removed
         found = store_gc.candidates(store.db, database.jobs_of(store, args), args.slots_older)
         removable = [one for one in found if not one.why_not]
         if args.dry_run:

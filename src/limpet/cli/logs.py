@@ -8,7 +8,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal
 
-from limpet.cli.printing import clean
+from limpet.cli.printing import clean, without_credentials
+from limpet.credentials import hidden
 
 #: Attributes that every LogRecord has; others came by `extra=` and are fields of their own.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -37,15 +38,15 @@ class Stderr(logging.Handler):
 
 
 class Line(logging.Formatter):
-    """A line of text, without the control characters that a site may have sent."""
+    """A line of text, without credentials, and without the control characters that a site may have sent."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        return clean(super().format(record))
+        return clean(hidden(super().format(record)))
 
 
 class JsonLine(logging.Formatter):
-    """One JSON object: at, level, logger, message, and whatever came as `extra`."""
+    """One JSON object, without credentials: at, level, logger, message, and whatever came as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -58,4 +59,4 @@ class JsonLine(logging.Formatter):
         fields |= {name: value for name, value in vars(record).items() if name not in _USUAL}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, default=str)
+        return json.dumps(without_credentials(fields), default=str)

@@ -21,9 +21,9 @@ from limpet.store.backup import backup as copy_database
 from limpet.store.opening import connect
 from limpet.store.script import script
 from limpet.store.tables import ensure, load_tables
-from limpet.store.views import authority_of, find_task, reading, wait_for_request
+from limpet.store.views import find_task, reading, wait_for_request
 from limpet.task import ENDED, State
-from limpet.url import canonicalise, shard_of
+from limpet.url import authority_of, canonicalise, shard_of
 
 #: Seconds that a living owner is given to apply a request, before the command says that it will.
 PATIENCE_S = 5.0

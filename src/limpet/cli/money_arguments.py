@@ -24,7 +24,7 @@ def add_cost(commands: Any) -> None:
         "--partial", action="store_true", help="settle: a task that the bill does not name stays as it is (it was not charged)"
     )
     cost.add_argument("--as", dest="settle_as", choices=("charged", "refunded"), help="settle: all of them so")
-    cost.add_argument("--idempotent", action="store_true", help="settle: a later try that was charged has paid for the earlier ones too")
+    cost.add_argument("--idempotent", action="store_true", help="settle: a try that was charged has paid for the others of its task, too")
     cost.add_argument("--file", metavar="FILE", help="settle: the spider's file, whose keys the bill has in columns")
     which_job(cost)
 

@@ -1,5 +1,7 @@
 """What the command line prints: text for people, JSON for programs, and nothing that a page could smuggle into a terminal.
 
+Credentials are hidden in all of it, but in JSON that repeats what the caller gave or collected (`is_data`).
+
 Results go to stdout, everything else to stderr. JSON is one object a line with `"v": 1`: fields are
 added to it, never renamed or taken away, as long as the number stays.
 """
@@ -12,6 +14,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from limpet.credentials import hidden
+
 #: The version of every JSON object that the command line prints.
 JSON_VERSION = 1
 
@@ -21,17 +25,31 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 def say(text: str = "") -> None:
     """Print a line of the result."""
-    print(clean(text), flush=True)
+    print(clean(hidden(text)), flush=True)
 
 
 def note(text: str) -> None:
     """Print a line beside the result."""
-    print(clean(text), file=sys.stderr, flush=True)
+    print(clean(hidden(text)), file=sys.stderr, flush=True)
 
 
-def say_json(fields: Mapping[str, object]) -> None:
-    """Print one JSON object, with its version first."""
-    print(json.dumps({"v": JSON_VERSION, **fields}, ensure_ascii=False, default=str).translate(_SURROGATES), flush=True)
+def say_json(fields: Mapping[str, object], *, is_data: bool = False) -> None:
+    """Print one JSON object, with its version first. `is_data`: as it is, since a program works on with it."""
+    said = {"v": JSON_VERSION, **(fields if is_data else {name: without_credentials(value) for name, value in fields.items()})}
+    print(json.dumps(said, ensure_ascii=False, default=str).translate(_SURROGATES), flush=True)
+
+
+def without_credentials(value: object) -> object:
+    """A value of JSON with what its texts hold of credentials hidden.
+
+    >>> without_credentials({"detail": ["http://h/?key=x: status 500"], "n": 1})
+    {'detail': ['http://h/?key=***: status 500'], 'n': 1}
+    """
+    if isinstance(value, str):
+        return hidden(value)
+    if isinstance(value, Mapping):
+        return {name: without_credentials(each) for name, each in value.items()}
+    return [without_credentials(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class _Escaped(dict[int, str]):

@@ -25,6 +25,7 @@ from typing import Any
 from limpet.cli.configuration import PREFIX
 from limpet.cli.crew import NUMBER, Crew, crew_of, ended_of, how_it_ended
 from limpet.cli.database import file_of
+from limpet.cli.parameters import params_of, passed_on
 from limpet.engine.oversight import Ended
 from limpet.errors import UsageError
 from limpet.settings import Settings
@@ -132,8 +133,9 @@ def ray_crew_of(args: argparse.Namespace, settings: Settings, address: str) -> R
         log.warning("the cluster has %d processors, one for each worker: %d wait until there are more", room, crew.size - room)
     # The spider's file is named by its whole path, which has to lead to it on every node.
     words = [os.path.abspath(word) if word == args.file else word for word in crew.command[1:]]
-    passed_on = {name: value for name, value in crew.environment.items() if name.startswith(PASSED_ON)}
-    return RayCrew(crew, ray, words, passed_on)
+    told = {name: value for name, value in crew.environment.items() if name.startswith(PASSED_ON)}
+    told |= passed_on(list(params_of(args).items()))  # read here: other variables of this environment are not there
+    return RayCrew(crew, ray, words, told)
 
 
 def _connected(address: str) -> Any:

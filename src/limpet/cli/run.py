@@ -16,6 +16,7 @@ from typing import BinaryIO
 from limpet.cli import database, loop, slots
 from limpet.cli.configuration import Resolved, read_file, resolve
 from limpet.cli.exits import Exit
+from limpet.cli.parameters import params_of
 from limpet.cli.printing import count, duration, note, say, say_json, table
 from limpet.cli.progress import bar
 from limpet.engine.load import load
@@ -79,7 +80,7 @@ def _run_and_report(args: argparse.Namespace, spider: Spider, resolved: Resolved
 
 def report_of(args: argparse.Namespace, spider: Spider, resolved: Resolved, address: str, starts: Sequence[str] | None = None) -> Report:
     """Run the job that the arguments name; what it ended in."""
-    params = dict(getattr(args, "param", ()))
+    params = params_of(args)
     starts_from = getattr(args, "starts_from", None)
     slots.remember(address, spider, resolved.settings)
     if starts_from == "-":
@@ -123,6 +124,7 @@ async def _join(
     parent: int | None,
 ) -> Report:  # fmt: skip
     """Join a job; with --wait again and again, for as long as nobody stops this process and nothing is wrong with a job."""
+    params = params_of(args)
 
     async def once() -> Report:
         return await join(
@@ -130,7 +132,7 @@ async def _join(
             db=address,
             slot=args.slot,
             settings=resolved.settings,
-            params=dict(args.param),
+            params=params,
             on_progress=on_progress,
             parent=parent,
             alerts=resolved.alerts,

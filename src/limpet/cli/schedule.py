@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from limpet.cli import database, loop, slots
+from limpet.cli import database, loop, parameters, slots
 from limpet.cli.configuration import Resolved
 from limpet.cli.exits import Exit
 from limpet.cli.printing import count, note, say, say_json
@@ -33,6 +33,7 @@ from limpet.engine.spider import Spider
 from limpet.engine.stopping import Stopping
 from limpet.errors import LimpetError, UsageError
 from limpet.schedule import Schedule, Slot, runs
+from limpet.store.dialect import public_dsn
 from limpet.store.joining import has_jobs
 from limpet.store.slots import SlotRow, SlotState, is_empty, jobs_by_slot, look
 from limpet.store.views import reading
@@ -151,13 +152,11 @@ def _show(args: argparse.Namespace, found: Outlook) -> None:
 
 
 def backfill_command(args: argparse.Namespace, first: str, last: str) -> str:
-    """The command that makes some slots."""
+    """The command that makes some slots. A credential in it is hidden: this goes to logs."""
     words = ["limpet", "backfill", args.file, "--from", first, "--to", last]
-    for flag, value in (("--spider", args.spider), ("--db", args.db), ("--config", args.config)):
+    for flag, value in (("--spider", args.spider), ("--db", public_dsn(args.db or "")), ("--config", args.config)):
         words += [flag, value] if value else []
-    for name, value in args.param:
-        words += ["--param", f"{name}={value}"]
-    return shlex.join(words)
+    return shlex.join([*words, *parameters.shown(args)])
 
 
 def _now(at: str | None) -> datetime:
@@ -220,7 +219,7 @@ class _Daemon:
         if state is SlotState.WORKING:
             self.rest_s = LOOK_S
             return self._soon(LOOK_S)
-        if found.last.job is not None and await asyncio.to_thread(self._is_empty, found.last):
+        if found.last.job is not None and not self.spider.generators and await asyncio.to_thread(self._is_empty, found.last):
             log.warning("%s: slot %s has nothing to do: no start", found.spider, slot)
             return found.following.due
         code = await self._run_in_child()
@@ -286,12 +285,10 @@ class _Daemon:
 
 
 def command_of(args: argparse.Namespace, now: datetime) -> list[str]:
-    """The command that runs what is due; settings and the address go by the environment."""
+    """The command that runs what is due; settings, parameters and the address go by the environment."""
     command = [sys.executable, "-m", "limpet", "schedule", os.path.abspath(args.file), "--log-level", args.log_level]
     command += ["--log-format", args.log_format]
     for flag, value in (("--spider", args.spider), ("--config", args.config), ("--workers", args.workers)):
         command += [flag, value] if value else []
-    for name, value in args.param:
-        command += ["--param", f"{name}={value}"]
     command += ["--at", now.isoformat()] if args.at else []
     return command + [flag for flag, given in (("--json", args.json), ("--quiet", True), ("--debug", args.debug)) if given]

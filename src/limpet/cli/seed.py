@@ -7,6 +7,7 @@ from datetime import date
 
 from limpet.cli import database, slots
 from limpet.cli.exits import Exit
+from limpet.cli.parameters import params_of
 from limpet.cli.printing import count, say, say_json
 from limpet.cli.run import resolved_for
 from limpet.engine.calls import CallSchema
@@ -23,7 +24,7 @@ def seed(args: argparse.Namespace) -> int:
     """Put the rows in, and say how many were new."""
     spider = load(args.file, name=args.spider).spider
     slots.settle(args, spider)
-    spider.params.update(dict(args.param))
+    spider.params.update(params_of(args))
     resolved = resolved_for(args, spider)
     schema = _schema(spider, args.task)
     shared = _shared(schema, Csv.at(args.csv), args.set, args.slot)
@@ -39,7 +40,7 @@ def seed(args: argparse.Namespace) -> int:
     elif found.was_known:
         say(f"{name}: {args.csv} was put in before: 0 new tasks")
     elif not found.is_whole:
-        say(f"{name}: every shard has a worker: they read {args.csv} from here on")
+        say(f"{name}: every shard has a worker: they read {args.csv} from here on, or the next `limpet run` does")
     else:
         rejected = f", {count(found.rejected, 'row')} rejected" if found.rejected else ""
         say(f"{name}: {count(found.new, 'new task')}{rejected}; `limpet run` or `limpet worker` does them")

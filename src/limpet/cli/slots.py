@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from limpet.engine.spider import Spider
 from limpet.errors import UsageError
-from limpet.schedule import Schedule
+from limpet.schedule import YEAR_MAX, YEAR_MIN, Schedule
 from limpet.settings import Settings
 from limpet.store import open_store, slots
 from limpet.store.dialect import Database
@@ -46,11 +46,13 @@ def remember(address: str, spider: Spider, settings: Settings) -> None:
 
 
 def instant(text: str) -> datetime:
-    """A point in time, such as 2026-11-30T16:30:00Z; UsageError without a zone."""
+    """A point in time, such as 2026-11-30T16:30:00Z; UsageError without a zone, and outside of the years that slots may lie in."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"{text!r} is no point in time: expected one like 2026-11-30T16:30:00Z") from error
     if found.tzinfo is None:
         raise UsageError(f"{text!r} has no zone: end it with Z, or with an offset such as +08:00")
+    if not YEAR_MIN <= found.year < YEAR_MAX:
+        raise UsageError(f"{text!r}: expected a year from {YEAR_MIN} to {YEAR_MAX - 1}")
     return found.astimezone(UTC)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 
 from limpet import policy
+from limpet.batch import CREDIT
 from limpet.cli import database
 from limpet.cli.arguments import CRAWL
 from limpet.cli.printing import count, cut, duration, moment, say, say_json, table
+from limpet.engine.paying import credits_text
+from limpet.mark import decode
+from limpet.store.bills import Balance, Purse
 from limpet.store.examine_server import SNAPSHOT_S
 from limpet.store.migrate import NoJobYet
-from limpet.store.overview import PaceRow, Status
+from limpet.store.overview import PaceRow, Status, provider_of
 from limpet.store.overview import status as status_of
+from limpet.store.shared import MarkRow
 from limpet.store.verify import is_verified
 from limpet.store.views import WorkerRow
 from limpet.task import Lane, State
@@ -23,6 +29,10 @@ from limpet.task import Lane, State
 REASONS_SHOWN = 4
 #: Characters of a reason in a line.
 REASON_CHARS = 60
+#: Characters of a gap: two values of a mark, and a few words.
+GAP_CHARS = 200
+#: Characters of what holds a mark back: every reason, with its number.
+HELD_CHARS = 300
 
 
 def status(args: argparse.Namespace) -> int:
@@ -107,15 +117,20 @@ def _nobody_works(status: Status) -> str:
     lost = status.lanes[Lane.RUNNING].tasks
     left = f"; the {count(lost, 'task')} it had in hand are taken over then" if lost else ""
     command = "limpet crawl" if status.job.spider == CRAWL else "limpet run"
-    return f"no worker is running; the same `{command}` goes on, with a larger --max-pages where that ended it{left}"
+    money = status.money
+    for purse, option in ((money.job, "--budget"), (money.day, "--budget-day")) if money else ():
+        if purse is not None and purse.is_empty:
+            return f"no worker is running; {purse_text(purse)}, and `{command}` goes on with a larger {option}{left}"
+    options = "--max-pages or --budget" if money and money.job.budget is not None else "--max-pages"
+    return f"no worker is running; the same `{command}` goes on, with a larger {options} where that ended it{left}"
 
 
-def _all_hosts_wait(hosts: list[PaceRow]) -> str:
-    first, *others = hosts
+def _all_hosts_wait(waiting: list[PaceRow]) -> str:
+    first, *others = _by_provider(waiting)
     if first.held:  # those that wait for a time come before those that wait for a person
         more = f", and {count(len(others), 'other host')}" if others else ""
         return f"every host with a task ready is on hold: {first.authority} ({first.held}){more}; `limpet resume {first.authority}` ends it"
-    if not any(host.pause for host in hosts):
+    if not any(host.pause for host in waiting):
         delay = duration(first.delay_ms / 1000)
         return f"at the pace of its hosts: the next request to {first.authority}, after its delay of {delay}"
     why = f" ({first.pause})" if first.pause else ""
@@ -125,7 +140,7 @@ def _all_hosts_wait(hosts: list[PaceRow]) -> str:
 
 def _only_later(status: Status, machine: str) -> str:
     """What is left, where nothing is running and nothing is ready."""
-    away = [pace for pace in status.paces if policy.outage_since_ms(pace.pause)]
+    away = _by_provider(pace for pace in status.paces if policy.outage_since_ms(pace.pause))
     reasons = [f"{pace.authority} is away ({pace.pause}); asked again at {moment(pace.next_ms)}" for pace in away[:REASONS_SHOWN]]
     for lane, what in (
         (Lane.WAITING, "only retries are left"),
@@ -143,6 +158,17 @@ def _only_later(status: Status, machine: str) -> str:
     if waiting := sum(request.waiting for request in status.requests):
         reasons.append(f"what was asked of {count(waiting, 'shard')} is applied in their next batch")
     return "; ".join(reasons)
+
+
+def _by_provider(paces: Iterable[PaceRow]) -> list[PaceRow]:
+    """Of the hosts of ours on which a handler's calls lie the one that is asked first, under the name of all of them."""
+    found: dict[tuple[str, str], PaceRow] = {}
+    for pace in paces:
+        named = replace(pace, authority=provider_of(pace.authority))
+        known = found.setdefault((named.authority, named.held), named)
+        if named.next_ms < known.next_ms:
+            found[named.authority, named.held] = named
+    return list(found.values())
 
 
 def rate_of(status: Status) -> float:
@@ -205,12 +231,35 @@ def as_json(status: Status, is_proved: bool) -> dict[str, object]:
         "last_ms": books.last_ms,
         "now_ms": books.now_ms,
         "workers": [asdict(worker) for worker in status.workers],
-        "pauses": [asdict(pace) for pace in status.paces if pace.pause or pace.errors or pace.held],
+        "pauses": [
+            {**asdict(pace), "away_since_ms": policy.outage_since_ms(pace.pause) or None}
+            for pace in status.paces
+            if pace.pause or pace.errors or pace.held
+        ],
         "sources": [{"kind": s.kind, "place": s.place, "host": s.host, "position": s.position, "closed": s.closed} for s in status.sources],
         "requests": [asdict(request) for request in status.requests],
         "sealed_ms": status.sealed.at_ms if status.sealed else None,
         "oldest_transaction": asdict(status.oldest_transaction) if status.oldest_transaction else None,
+        "money": _money_json(status.money) if status.money else None,
+        "marks": [_mark_json(row) for row in status.marks],
     }
+
+
+def _money_json(money: Balance) -> dict[str, object]:
+    day = money.day and {"day": money.day.day, "spent_micro": money.day.spent, "budget_micro": money.day.budget}
+    spent = {"spent_micro": money.job.spent, "budget_micro": money.job.budget, "day": day}
+    return {**spent, "unknown": money.unknown, "unknown_micro": money.unknown_amount}
+
+
+def _mark_json(row: MarkRow) -> dict[str, object]:
+    kind = (row.value or row.high).partition(":")[0]
+    seen = {"low": _shown(row.low), "high": _shown(row.high), "seen": row.seen, "moved": row.is_moved, "gap": row.gap, "held": row.held}
+    return {"name": row.name, "type": kind, "value": _shown(row.value), **seen}
+
+
+def _shown(value: str) -> str | None:
+    """A mark's value without its type; null where there is none."""
+    return str(decode(value)) if value else None
 
 
 # -- text -------------------------------------------------------------------------------------
@@ -255,12 +304,13 @@ def _pace(status: Status) -> list[str]:
         tail = f"; about {duration(left[0])} left{f', most of it {left[1]}' if left[1] else ''}" if left else ""
         lines.append(f"{rate:.1f} tasks/s over the last minute{tail}")
     lines += [_worker(w, status.books.now_ms) for w in status.workers if w.is_living or w.shards]
-    held = [pace for pace in status.paces if pace.held]
+    held = _by_provider(pace for pace in status.paces if pace.held)
     lines += [f"host {pace.authority} is on hold: {cut(pace.held, REASON_CHARS)}" for pace in held[:REASONS_SHOWN]]
     if len(held) > REASONS_SHOWN:
         lines.append(f"and {count(len(held) - REASONS_SHOWN, 'other host')} on hold; `limpet hosts` lists them")
     now_ms = status.books.now_ms
-    paused = [p for p in status.paces if p.pause and not p.held and (p.next_ms > now_ms or policy.outage_since_ms(p.pause))]
+    waiting = (p for p in status.paces if p.pause and not p.held and (p.next_ms > now_ms or policy.outage_since_ms(p.pause)))
+    paused = _by_provider(waiting)
     lines += [
         f"host {pace.authority} waits until {moment(pace.next_ms)}: {cut(pace.pause, REASON_CHARS)}" for pace in paused[:REASONS_SHOWN]
     ]
@@ -284,6 +334,7 @@ def _beside(status: Status) -> list[str]:
         lines.append(f"sealed {moment(status.sealed.at_ms)}: its tasks and tries were removed by `limpet gc`; datasets and ledger stay")
     if status.records:
         lines.append("records: " + ", ".join(f"{name} {count(number)}" for name, number in status.records.items()))
+    lines += [*(_money(status.money) if status.money else ()), *(_mark(row, is_complete=status.is_complete) for row in status.marks)]
     if parked := status.lanes[Lane.PARKED].tasks:
         lines.append(f"{count(parked, 'task')} parked: the spider has no handler for them")
     if status.scheme_twins:
@@ -297,6 +348,50 @@ def _beside(status: Status) -> list[str]:
         lines.append(f"{old.told}; `limpet doctor` says more")
     lines += [f"asked by {r.who}: {r.what}, not yet applied in {count(r.waiting, 'shard')}" for r in status.requests if r.waiting]
     return lines
+
+
+def _money(money: Balance) -> list[str]:
+    lines = [purse_text(purse) for purse in (money.job, money.day) if purse is not None]
+    if money.unknown:
+        what = f"{count(money.unknown, 'unknown charge')} of {_credits(money.unknown_amount or 0)}"
+        lines.append(f"{what}: `limpet cost settle` says what they came to")
+    if money.unknown is None:
+        lines.append("unknown charges: not counted, there are many tasks; --full counts them")
+    return lines
+
+
+def purse_text(purse: Purse) -> str:
+    """What was spent of a budget, for people.
+
+    >>> purse_text(Purse(12_500_000, 137_000_000)), purse_text(Purse(0, 5_000_000, "2026-11-30"))
+    ('budget: 12.5 of 137 credits spent or reserved', 'budget of 2026-11-30: 0 of 5 credits spent or reserved')
+    """
+    if purse.budget is None:
+        return f"cost: {_credits(purse.spent)} spent or reserved, and there is no budget"
+    of = f" of {purse.day}" if purse.day else ""
+    return f"budget{of}: {credits_text(purse.spent)} of {_credits(purse.budget)} spent or reserved"
+
+
+def _credits(micro: int) -> str:
+    return f"{credits_text(micro)} credit{'' if micro == CREDIT else 's'}"
+
+
+def _mark(row: MarkRow, *, is_complete: bool) -> str:
+    """A mark, what this job's sweep saw, and what becomes of the mark."""
+    line = f"mark {cut(row.name, REASON_CHARS)}: {cut(_shown(row.value) or 'not set', REASON_CHARS)}"
+    if not row.seen:
+        return line
+    low, high = (cut(str(decode(value)), REASON_CHARS) for value in (row.low, row.high))
+    saw = f"this sweep saw {low} to {high}, {count(row.seen, 'value')}"
+    if row.is_moved:
+        return f"{line}, moved when this job was complete; {saw}" + (f"; a gap: {cut(row.gap, GAP_CHARS)}" if row.gap else "")
+    if row.held:
+        return f"{line}; {saw}; held back: {cut(row.held, HELD_CHARS)}"
+    if row.is_behind and not is_complete:
+        return f"{line}; {saw}, and moves it when it is complete"
+    if row.is_behind:
+        return f"{line}; {saw}; " + ("it stays where it is; --full says why" if row.held is None else "the next run moves it")
+    return f"{line}; {saw}"
 
 
 def _hosts(status: Status, shown: int) -> list[tuple[object, ...]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from limpet import testing
 from limpet.batch import canonical_json
 from limpet.cli.exits import Exit
 from limpet.cli.onepage import Fetched, fetch
+from limpet.cli.parameters import params_of
 from limpet.cli.printing import count, note, say, say_json, table
 from limpet.cli.run import resolved_for
+from limpet.engine.calls import Call
 from limpet.engine.load import load
 from limpet.engine.routes import Handler
 from limpet.engine.spider import Spider
@@ -20,24 +22,25 @@ from limpet.fetch.status import Meaning
 from limpet.record import record_type
 from limpet.task import Outcome
 
-#: Links that are printed; --json has them all.
+#: Links, and calls, that are printed; --json has them all.
 LINKS_SHOWN = 40
 
 
 def attempt(args: argparse.Namespace) -> int:
     """Fetch, route, handle, print. 0 where the task would be done or skipped, 3 where it would be dead or tried again."""
     spider = load(args.file, name=args.spider).spider
-    spider.params.update(dict(args.param))
+    spider.params.update(params_of(args))
     settings = resolved_for(args, spider).settings
     fetched = asyncio.run(fetch(args.url, spider, settings))
     if fetched.meaning is not Meaning.OK:
         return _refused(fetched, as_json=args.json)
     handler = _handler_for(spider, fetched, args.handler)
     ran = testing.run(handler.call, fetched.page)
+    calls = [replace(one, arguments=spider.schema(one.handler).encode(one.arguments)) for one in ran.calls]  # as JSON has them
     if args.json:
-        _show_json(fetched, handler, ran)
+        _show_json(fetched, handler, ran, calls)
     else:
-        _show(fetched, handler, ran)
+        _show(fetched, handler, ran, calls)
     return Exit.COMPLETE if ran.outcome in (Outcome.DONE, Outcome.SKIPPED) else Exit.DEAD_LETTERS
 
 
@@ -67,6 +70,7 @@ def _refused(fetched: Fetched, *, as_json: bool) -> int:
                 "reason": reason,
                 "records": [],
                 "links": [],
+                "calls": [],
             }
         )
     else:
@@ -79,7 +83,7 @@ def _exported(record: object) -> dict[str, object]:
     return kind.thaw(kind.freeze(record).values)
 
 
-def _show(fetched: Fetched, handler: Handler, ran: testing.Ran) -> None:
+def _show(fetched: Fetched, handler: Handler, ran: testing.Ran, calls: list[Call]) -> None:
     page, answer = fetched.page, fetched.answer
     say(f"{page.url}")
     facts = [
@@ -100,6 +104,11 @@ def _show(fetched: Fetched, handler: Handler, ran: testing.Ran) -> None:
     say(table([(link.handler or "(no handler)", link.key_url) for link in ran.links[:LINKS_SHOWN]]))
     if len(ran.links) > LINKS_SHOWN:
         say(f"  ... and {count(len(ran.links) - LINKS_SHOWN)} more")
+    if calls:
+        say(f"\n{count(len(calls), 'call')}")
+        say(table([(one.handler, canonical_json(one.arguments)) for one in calls[:LINKS_SHOWN]]))
+    if len(calls) > LINKS_SHOWN:
+        say(f"  ... and {count(len(calls) - LINKS_SHOWN)} more")
     if ran.dropped:
         say("\nnot followed: " + ", ".join(f"{count(number)} {reason}" for reason, number in sorted(ran.dropped.items())))
     if ran.detail:
@@ -107,7 +116,7 @@ def _show(fetched: Fetched, handler: Handler, ran: testing.Ran) -> None:
     say("\nnothing was written")
 
 
-def _show_json(fetched: Fetched, handler: Handler, ran: testing.Ran) -> None:
+def _show_json(fetched: Fetched, handler: Handler, ran: testing.Ran, calls: list[Call]) -> None:
     page = fetched.page
     say_json(
         {
@@ -123,6 +132,8 @@ def _show_json(fetched: Fetched, handler: Handler, ran: testing.Ran) -> None:
             "problems": list(page.problems),
             "records": [{"dataset": record_type(type(record)).name, "record": _exported(record)} for record in ran.records],
             "links": [asdict(link) for link in ran.links],
+            "calls": [asdict(one) for one in calls],
             "dropped": dict(ran.dropped),
-        }
+        },
+        is_data=True,
     )

@@ -31,10 +31,13 @@ def number_of(text: str) -> str:
 
 def pair(text: str) -> tuple[str, str]:
     """NAME=VALUE."""
-    name, equals, value = line_of_text(text).partition("=")
+    name, equals, value = text.partition("=")  # which may be a secret: no message repeats it
     if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=VALUE, with a name as in Python")
-    return name, value
+        raise argparse.ArgumentTypeError(f"{name + equals!r}: expected NAME=VALUE, with a name as in Python")
+    try:
+        return name, line_of_text(value)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{name}: its value holds characters that are no text") from None
 
 
 def batch(text: str) -> tuple[int, int]:

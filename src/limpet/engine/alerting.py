@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from limpet.engine.channels import Channel, channels_of
-from limpet.engine.report import EXIT_LIMIT, EXIT_STALLED, Report
+from limpet.engine.report import EXIT_LIMIT, EXIT_STALLED, EXIT_USAGE, Report
 from limpet.errors import LimpetError
 from limpet.store import alerts
 from limpet.store.alerts import Alert
@@ -99,7 +99,7 @@ class Alarms:
         """What a run came to. `alone`: no other worker of the job goes on."""
         if alone and report.dead:
             self._raise(alerts.raise_all_dead)
-        if alone and report.exit_code == EXIT_STALLED and not report.message.startswith("the job is paused"):
+        if alone and report.exit_code in (EXIT_STALLED, EXIT_USAGE) and not report.message.startswith("the job is paused"):
             self._raise(lambda db, job: alerts.raise_stall(db, job, report.message))
         if alone and report.exit_code == EXIT_LIMIT and report.message.startswith("the budget"):
             self.tell(alerts.BUDGET, report.message, report.message)

@@ -175,14 +175,15 @@ class Tries:
             return found if answer is found.answer else Content(answer, found.request)
         return found
 
-    async def exchange(self, request: Request, pace: Host) -> Answer:
-        """Send one request of a task, when its host's pace and this worker's lease allow it."""
+    async def exchange(self, request: Request, pace: Host, sent: Callable[[], None] = lambda: None) -> Answer:
+        """Send one request of a task, when its host's pace and this worker's lease allow it; `sent` is called just before."""
         while (wait_s := pace.next_s - self.clock()) > 0 and pace.delay_s > 0:
             await asyncio.sleep(wait_s)
         if self.heart is not None and not self.heart.may_send:
             raise LeaseOver("the lease of this worker is over")
         failpoint("before_send")
         self.requests += 1
+        sent()
         try:
             return await self.client.exchange(request)
         finally:

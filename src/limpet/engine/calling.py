@@ -12,18 +12,24 @@ import json as json_text
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 
-from limpet.batch import CREDIT, Billed, Charge, Claim, Kept, canonical_json, digest
+from limpet.batch import ANEW, CREDIT, Billed, Charge, Claim, Kept, canonical_json, digest
+from limpet.credentials import hidden
 from limpet.engine.calls import CallSchema
 from limpet.engine.request import Request
 from limpet.errors import Blocked, FetchError, Skip, UsageError
 from limpet.fetch.message import Answer
 from limpet.fetch.message import Request as Sent
 from limpet.fetch.page import Page
+from limpet.fetch.redirects import Content, follow
 from limpet.fetch.status import Meaning, verdict_of
+from limpet.settings import Settings
+
+#: Credits that one answer may cost: a header that says more is wrong.
+CREDITS_MAX = 1_000_000
 
 #: Kinds of FetchError of a request that never reached anybody: nothing can have been charged.
 NEVER_SENT = frozenset({"connect", "dns", "tls", "bad_request", "local"})
@@ -116,25 +122,46 @@ class Bill:
             return Charge(Billed.CHARGED, self.so_far, self.host, self.requests, self.reason)
         return Charge(Billed.REFUNDED, 0, self.host, self.requests, self.reason)
 
+    def sent(self) -> None:
+        """Note a request that is sent now; it stays under way where its try is cut off."""
+        self.requests += 1
+        self.under_way += 1
+
     def took(self, answer: Answer) -> bool:
         """Note an answer; whether it was charged."""
         said = self.schema.tariff.says(str(answer.status))
         self.outcomes.append(said)
+        self.under_way -= 1
         self.reason = f"status {answer.status}"
         told = answer.header(self.schema.tariff.credits_header) if self.schema.tariff.credits_header else None
         if told is not None:
-            try:
-                self.credits += int(Decimal(told.strip()) * CREDIT)
+            credits = _credits_in(told)
+            if credits is None:  # then it costs what the handler says
+                self.reason += f", {self.schema.tariff.credits_header} is no number of credits: {told[:50]!r}"
+            else:
+                self.credits += credits
                 self.is_told = True
-            except (InvalidOperation, ValueError, OverflowError):
-                self.reason += f", {self.schema.tariff.credits_header} is no number: {told[:50]!r}"
         return said == "charged"
 
     def failed(self, error: FetchError) -> None:
-        """Note a request that brought no answer."""
+        """Note a request that was sent and brought no answer."""
+        self.under_way -= 1
         self.reason = error.kind.replace("_", " ")
         if error.kind not in NEVER_SENT:
             self.outcomes.append(self.schema.tariff.says("timeout" if error.kind == "timeout" else "lost"))
+
+
+def _credits_in(text: str) -> int | None:
+    """Micro-credits that a header says; None where it is no number, or none that an answer can cost.
+
+    >>> _credits_in(" 1.5 "), _credits_in("-5"), _credits_in("1e999999"), _credits_in("NaN"), _credits_in("0")
+    (1500000, None, None, None, 0)
+    """
+    try:
+        credits = Decimal(text.strip())
+        return int(credits * CREDIT) if 0 <= credits <= CREDITS_MAX else None
+    except ArithmeticError:  # no number at all, or one that cannot be compared
+        return None
 
 
 @dataclass(slots=True)
@@ -149,12 +176,22 @@ class Http:
     claim: Claim
     bill: Bill
     job: str  # names the job for idempotency keys: the same for all its tries
-    send_paced: Callable[[Sent], Awaitable[Answer]]
+    send_paced: Callable[[Sent, Callable[[], None]], Awaitable[Answer]]  # calls the function when it sends
     retry_after: Callable[[Answer], float | None]
     read_kept: Callable[[Claim, bytes], Awaitable[tuple[int, str, str, bytes] | None]]
     keep: Callable[[int, Kept], Awaitable[None]]
+    hops_max: int = Settings().hops_max
     has_kept: bool = False  # something is kept for this task
+    is_over: bool = False  # its handler has ended: nothing more is asked, and nothing kept
     _ordinals: dict[bytes, int] = field(default_factory=dict)
+    _asking: set[asyncio.Future[None]] = field(default_factory=set)
+    _since: bytes | None = None  # which try asked for another answer, last
+
+    async def end(self) -> None:
+        """The handler has ended. What it left under way is waited for, since it is charged: so it is known what it cost."""
+        self.is_over = True
+        if self._asking:
+            await asyncio.wait(self._asking)
 
     async def get(self, url: str, *, params: Mapping[str, object] | None = None, headers: Headers = (), check: bool = True) -> Reply:
         """A GET; `params` join the query, in their order."""
@@ -176,6 +213,8 @@ class Http:
 
     async def send(self, request: Request, *, check: bool = True) -> Reply:
         """Any Request; its `data` and `priority` have no meaning here."""
+        if self.is_over:
+            raise UsageError(f"{self.claim.text}: its handler has ended, and asks for nothing more: {request.url[:200]!r}")
         if not request.url.startswith(("http://", "https://")):
             raise UsageError(f"{self.claim.text}: http asks for http and https, not {request.url[:200]!r}")
         which = digest(request.method.encode(), request.url.encode(), request.body)
@@ -186,7 +225,13 @@ class Http:
             status, url, headers, body = kept
             pairs = tuple((str(name), str(value)) for name, value in json_text.loads(headers))
             return Reply(Answer(url, status, headers=pairs, body=zlib.decompress(body)), is_kept=True)
-        answer = await self._ask(request, which)
+        asking: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asking.add(asking)
+        try:
+            answer = await self._ask(request, which)
+        finally:
+            self._asking.discard(asking)
+            asking.set_result(None)
         if check:
             self._check(answer)
         return Reply(answer)
@@ -195,25 +240,25 @@ class Http:
         headers = request.headers
         name = self.bill.schema.tariff.idempotency_header
         if name and not any(field.lower() == name.lower() for field, _ in headers):
-            headers = (*headers, (name, digest(self.job.encode(), self.claim.key, which).hex()))
-        self.bill.host = authority_of(request.url)
-        self.bill.requests += 1
-        self.bill.under_way += 1  # and stays so, where this try is cut off
-        try:
-            answer = await self.send_paced(Sent(request.url, request.method, headers, request.body))
-        except FetchError as error:
-            self.bill.under_way -= 1
-            self.bill.failed(error)
-            raise
-        self.bill.under_way -= 1
-        if self.bill.took(answer) and self.bill.is_paid:
+            headers = (*headers, (name, digest(self.job.encode(), self.claim.key, which, *await self._anew()).hex()))
+        meter = _Meter(self.bill, self.send_paced)
+        answer = await _followed(meter, Sent(request.url, request.method, headers, request.body), self.hops_max, name)
+        if meter.is_charged and self.bill.is_paid and not self.is_over:
             body = await asyncio.to_thread(zlib.compress, answer.body, 6) if len(answer.body) > 65536 else zlib.compress(answer.body, 6)
             kept = Kept(
-                self.claim.id, self.claim.tries, which, answer.status, answer.url, canonical_json(answer.headers), body, self.bill.so_far
-            )
+                self.claim.id, self.claim.tries, which, answer.status, hidden(answer.url), canonical_json(answer.headers), body,
+                self.bill.so_far,
+            )  # fmt: skip
             self.has_kept = True
             await self.keep(self.claim.shard, kept)
         return answer
+
+    async def _anew(self) -> tuple[bytes, ...]:
+        """What sets the idempotency keys apart from those of tries whose answers the handler did not want; nothing before the first."""
+        if self._since is None:
+            found = await self.read_kept(self.claim, ANEW) if self.claim.tries > 1 else None
+            self._since = str(found[0]).encode() if found else b""
+        return (self._since,) if self._since else ()
 
     def _check(self, answer: Answer) -> None:
         after_s = self.retry_after(answer)
@@ -228,6 +273,49 @@ class Http:
             f"{answer.url} answered {answer.status}", kind="status", retryable=meaning is Meaning.RETRYABLE, status=answer.status,
             retry_after_s=after_s,
         )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Meter:
+    """Sends, paced by whom it asks, and notes what each request cost."""
+
+    bill: Bill
+    send_paced: Callable[[Sent, Callable[[], None]], Awaitable[Answer]]
+    is_charged: bool = False  # the last answer was
+
+    async def exchange(self, request: Sent) -> Answer:
+        """One request, one answer."""
+        self.bill.host = authority_of(request.url)
+        is_sent = False
+
+        def sent() -> None:
+            nonlocal is_sent
+            is_sent = True
+            self.bill.sent()
+
+        try:
+            answer = await self.send_paced(request, sent)
+        except FetchError as error:
+            if is_sent:
+                self.bill.failed(error)
+            raise
+        self.is_charged = self.bill.took(answer)
+        return answer
+
+
+async def _followed(meter: _Meter, request: Sent, hops_max: int, idempotency_header: str) -> Answer:
+    """The answer at the end of all redirects. A key of idempotency is between us and the one who was asked first, like a credential."""
+
+    async def no_matter(_: object) -> Any:
+        return None
+
+    private = frozenset({idempotency_header.lower()} if idempotency_header else ())
+    content = await follow(
+        meter, request, own_key=b"", chain=(), hops=0, key_of=lambda url: (b"", ""), is_moved=no_matter, hops_max=hops_max,
+        before_hop=no_matter, inside=True, private=private,
+    )  # fmt: skip
+    assert isinstance(content, Content), "what is followed inside never moves"
+    return content.answer
 
 
 def authority_of(url: str) -> str:

@@ -40,6 +40,12 @@ BUCKETS = 64
 #: Bytes of a key: the text of a task is indexed by its digest, and shown to people.
 KEY_BYTES_MAX = 8192
 
+#: Digits of a number on either side of its point: it is written out without an exponent, and 1e99999999 is 100 MB.
+DIGITS_MAX = 1000
+
+#: Characters of a value that is none, in what is said of it.
+SHOWN_MAX = 200
+
 #: What a handler of calls may take besides its arguments.
 GIVEN = ("http", "tx")
 
@@ -154,6 +160,8 @@ class Argument:
     def _decimal(self, value: Decimal) -> str:
         if not value.is_finite():
             raise UsageError(f"argument {self.name} is {value}: expected a number")
+        if int(value.as_tuple().exponent) < -DIGITS_MAX or value.adjusted() >= DIGITS_MAX:
+            raise UsageError(f"argument {self.name} is {str(value)[:SHOWN_MAX]}: more than {DIGITS_MAX} digits on one side of the point")
         if self.places is not None:
             try:
                 value = value.quantize(Decimal(1).scaleb(-self.places), ROUND_HALF_EVEN)
@@ -180,8 +188,8 @@ class Argument:
             return None
         try:
             return _FROM_TEXT[self.kind](text)
-        except (KeyError, ValueError, InvalidOperation) as error:
-            raise UsageError(f"{self.name} is {text!r}: expected {self.kind.__name__}") from error
+        except (KeyError, ValueError, InvalidOperation, RecursionError) as error:
+            raise UsageError(f"{self.name} is {text[:SHOWN_MAX]!r}: expected {self.kind.__name__}") from error
 
 
 @dataclass(frozen=True, slots=True)

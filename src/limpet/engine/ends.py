@@ -16,5 +16,6 @@ class End(StrEnum):
     PAUSED = "paused"
     HALTED = "halted"
     STALLED = "stalled"
+    FAULTY = "faulty"  # the spider's own start is wrong
     FENCED = "fenced"  # start again under another id
     UNAVAILABLE = "unavailable"  # the database takes nothing now

@@ -22,6 +22,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from limpet.credentials import hidden
 from limpet.engine.routes import Handler
 from limpet.engine.threads import HandlersStuck, HandlerThreads
 from limpet.engine.tx import Tx
@@ -295,7 +296,7 @@ def _single(error: BaseException) -> BaseException:
 
 
 def _reason(text: object, fallback: str) -> str:
-    return " ".join(_storable(str(text)).split())[:REASON_CHARS_MAX] or fallback
+    return hidden(" ".join(_storable(str(text)).split()))[:REASON_CHARS_MAX] or fallback
 
 
 def _seconds(value: object) -> float | None:
@@ -310,7 +311,7 @@ def _detail(error: BaseException) -> str:
     while trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("limpet.engine."):
         trace = trace.tb_next
     told = traceback.TracebackException(type(error), error, trace, limit=-FRAMES_MAX, compact=True)
-    text = _storable("".join(told.format())).encode()
+    text = hidden(_storable("".join(told.format()))).encode()  # whole: of a value that is cut, the rest would be no value
     if len(text) > DETAIL_BYTES_MAX:
         head, tail = DETAIL_BYTES_MAX // 4, DETAIL_BYTES_MAX * 3 // 4 - 8
         text = text[:head] + b"\n...\n" + text[-tail:]

@@ -35,7 +35,10 @@ DETAIL_MAX = 8192
 WAIT_S = 2.0
 
 #: Endings after which an answer that was kept is of no use: the task is done, or wants another answer.
-DROPS_KEPT = frozenset({How.DONE, How.SKIP, How.RETRY, How.BLOCKED})
+DROPS_KEPT = frozenset({How.DONE, How.RETRY, How.BLOCKED})
+
+#: Endings after which the provider is to answer anew, not what it answered already: under another idempotency key.
+ASKS_ANEW = frozenset({How.RETRY, How.BLOCKED})
 
 ReadKept = Callable[[Claim, bytes], Awaitable[tuple[int, str, str, bytes] | None]]
 
@@ -59,7 +62,7 @@ class Calls:
     watchdog: Watchdog
     threads: HandlerThreads
     clock: Callable[[], float]
-    send: Callable[[Request, Host], Awaitable[Answer]]
+    send: Callable[[Request, Host, Callable[[], None]], Awaitable[Answer]]
     retry_after: Callable[[Answer], float | None]
     note: Callable[[str, Ending], None]  # the breaker counts
     job: str = ""
@@ -76,7 +79,7 @@ class Calls:
         except UsageError as error:
             return Result(claim, Outcome.DEAD, reason="handler:arguments", detail=str(error)[:DETAIL_MAX])
         bill = self.bills[claim.id] = Bill(handler.schema)
-        http = Http(claim, bill, self.job, self._paced, self.retry_after, self.read_kept, self.keep)
+        http = Http(claim, bill, self.job, self._paced, self.retry_after, self.read_kept, self.keep, self.settings.hops_max)
         tx = Tx(self.terms, claim, None)
         given = {**arguments, **({"http": http} if "http" in handler.takes else {})}
         try:
@@ -84,21 +87,26 @@ class Calls:
                 handler, None, tx, given, timeout_s=self.settings.handler_timeout_s, watchdog=self.watchdog, threads=self.threads
             )
         except HandlersStuck as error:
-            del self.bills[claim.id]
             return Result(claim, Outcome.RELEASED, reason="handlers hang", detail=str(error), due_in_ms=30_000, charge=bill.charge())
-        del self.bills[claim.id]
+        await http.end()
         self.note(handler.name, ending)
-        result = self._done(claim, tx) if ending.kind is How.DONE else self._of_ending(claim, ending, bill)
-        is_kept = http.has_kept or claim.tries > 1
-        return replace(result, charge=bill.charge(), drops_kept=is_kept and ending.kind in DROPS_KEPT)
+        result = self._done(claim, tx, bill) if ending.kind is How.DONE else self._of_ending(claim, ending, bill)
+        drops = (http.has_kept or claim.tries > 1) and ending.kind in DROPS_KEPT and not isinstance(ending.error, Throttled)
+        anew = drops and ending.kind in ASKS_ANEW and bool(handler.schema.tariff.idempotency_header)
+        charge = bill.charge()
+        return replace(result, charge=replace(charge, anew=True) if charge and anew else charge, drops_kept=drops)
 
     def charge_of(self, claim: Claim) -> Charge | None:
-        """What a try that was cut off has cost so far, told once; None where it asked for nothing."""
-        bill = self.bills.pop(claim.id, None)
+        """What a try that was cut off has cost so far; None where it asked for nothing."""
+        bill = self.bills.get(claim.id)
         return bill.charge() if bill else None
 
-    def _done(self, claim: Claim, tx: Tx) -> Result:
-        return written(Result(claim, Outcome.DONE, status=200), tx, self.tables)
+    def forget(self, claim: Claim) -> None:
+        """The try has ended, and its result is in."""
+        self.bills.pop(claim.id, None)
+
+    def _done(self, claim: Claim, tx: Tx, bill: Bill) -> Result:
+        return written(Result(claim, Outcome.DONE, status=200 if bill.requests else 0), tx, self.tables)
 
     def _of_ending(self, claim: Claim, ending: Ending, bill: Bill) -> Result:
         detail, error = ending.detail[:DETAIL_MAX], ending.error
@@ -110,10 +118,7 @@ class Calls:
             now_ms = round(time.time() * 1000)
             verdict = policy.throttled(claim, ending.reason, self.settings, now_ms, random.random(), after_s=ending.after_s)
             return self._result(claim, verdict, detail)
-        status = error.status or 0 if isinstance(error, FetchError) else 0
-        reason = ending.reason
-        if isinstance(error, FetchError):
-            reason = f"status {status}" if error.kind == "status" else error.kind.replace("_", " ")
+        status, reason = error.status or 0 if isinstance(error, FetchError) else 0, reason_of(ending)
         if ending.is_strike and ending.outcome is Outcome.FAILED:
             verdict = policy.failed(claim, reason, self.settings, random.random(), after_s=ending.after_s)
             return self._result(claim, verdict, detail, status=status)
@@ -135,8 +140,8 @@ class Calls:
 
     # -- pace ------------------------------------------------------------------------------
 
-    async def _paced(self, request: Request) -> Answer:
-        """Send, when the provider has a place for it and its pace allows it."""
+    async def _paced(self, request: Request, sent: Callable[[], None]) -> Answer:
+        """Send, when the provider has a place for it and its pace allows it; `sent` is called just before."""
         authority = authority_of(request.url)
         pace = self._provider(authority)
         slots = self._slots.get(authority)
@@ -147,7 +152,7 @@ class Calls:
                 if wait_s > WAIT_S or pace.held:
                     raise HostPaused(authority, after_s=max(wait_s, WAIT_S), reason=pace.held or pace.pause)
                 await asyncio.sleep(wait_s)
-            return await self.send(request, pace)
+            return await self.send(request, pace, sent)
 
     def _provider(self, authority: str) -> Host:
         """The pace of a provider; one that is met for the first time has no delay but what the settings say."""
@@ -159,6 +164,14 @@ class Calls:
                 number, authority, shard, max(0.0, self.settings.delay_s), self.settings.concurrency, self.clock()
             )
         return known
+
+
+def reason_of(ending: Ending) -> str:
+    """What an ending is counted by: of a request that failed "status 503" or "timeout", else the handler's own reason."""
+    error = ending.error
+    if not isinstance(error, FetchError):
+        return ending.reason
+    return f"status {error.status or 0}" if error.kind == "status" else error.kind.replace("_", " ")
 
 
 def written(result: Result, tx: Tx, tables: Mapping[str, str]) -> Result:

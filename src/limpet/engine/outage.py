@@ -75,7 +75,7 @@ class Outages:
         """What a try really ended in; None while that is in doubt, and `take` has it later."""
         host = self.hand.hosts[result.claim.host]
         if not _may_be_the_hosts(result):
-            if result.outcome is Outcome.DONE or 0 < result.status < 500:
+            if 0 < result.status < 500:  # 0: nobody was asked, or an answer that was paid for earlier was read again
                 self._answered(host, self.hand.started.get(result.claim.id, self.clock()))
             return result
         if not self.settings.outage_after or not await self._is_known_name(host, result):
@@ -149,7 +149,7 @@ class Outages:
         return replace(
             result, outcome=Outcome.RELEASED, reason=REASON, detail=f"{result.reason}: {result.detail}".rstrip(": "), strike=False,
             due_in_ms=max(1, round((host.next_s - now_s) * 1000)), links=(), offers=(), tallies=(), registers=(), seen=(), size=0,
-            is_final=False, drops_kept=False,
+            is_final=False, drops_kept=False, charge=result.charge and replace(result.charge, anew=False),
         )  # fmt: skip
 
     def _pause(self, host: Host, since_ms: int, reason: str, now_s: float) -> None:

@@ -49,7 +49,7 @@ class Ownership:
     tally: Tally
     code: bytes
     clock: Callable[[], float]
-    has_taken: bool = False  # since the worker last looked at the sources
+    sources_are_old: bool = False  # others may have read on, or added some, since this worker last looked
     _busy_s: float | None = None  # since when a free shard cannot be taken, as the database is busy
     _held: dict[ShardId, float] = field(default_factory=dict)  # shards that another session holds -> when to try again
 
@@ -90,7 +90,7 @@ class Ownership:
             await self._restore_paces(taken.shard)
             self.committer.owned[taken.shard] = owned = Owned.of(taken)
             owned.verified_to = taken.watermark
-            self.has_taken = True
+            self.sources_are_old = True
         return f"another worker has the job: {others} shards" if others and not self.committer.owned else ""
 
     def _gone_back(self, had: Mapping[ShardId, int], rows: Sequence[lease.ShardRow]) -> int:

@@ -1,8 +1,8 @@
 """Money in the loop of one worker: allowances for its shards, answers that were paid for, and when the budget is reached.
 
 A shard whose allowance does not pay for what it has ready asks its purse for more, in a commit of its own. Where the purse has
-nothing left, the shard waits, and what it cannot use goes back for others. The budget is reached when nothing is left to grant,
-no shard holds anything, and nothing reserved can come back. Decisions and books only: the worker commits.
+nothing left, the shard waits, and what it cannot use goes back for others. The budget is reached when less is left to grant than
+the dearest task costs, no shard holds anything, and nothing reserved can come back. Decisions and books only: the worker commits.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Paying:
         return datetime.now(ZoneInfo(self.zone) if self.zone else UTC).date().isoformat()
 
     def next_grant(self, now: float) -> tuple[ShardId, Grant] | None:
-        """What to ask of a purse now, for which shard."""
-        if not self.costs:
+        """What to ask of a purse now, for which shard; nothing while tasks wait for an answer that was paid for to be kept."""
+        if not self.costs or self.committer.kept:
             return None
         day = self.day()
         self.committer.day = day
@@ -88,34 +88,43 @@ class Paying:
                     self._settle(at, LeaseOver("the shard of a kept answer has another owner"))
             if asked is not None and asked[1].cost:
                 owned = self.committer.owned.get(asked[0])
-                if asked[0] in done.unpaid:
+                if asked[0] in done.unpaid and any(claim.shard == asked[0] for claim in done.claims):
+                    self._broke_s.pop(asked[0], None)  # it was paid for some, and asks again for the rest
+                elif asked[0] in done.unpaid:
                     self._broke_s[asked[0]] = self.clock() + BROKE_S
                 elif owned is not None:  # it has money, or nobody has claimed with it yet: the next claim tells
                     self._broke_s.pop(asked[0], None)
                     owned.is_short, owned.is_ready = False, True
 
     async def reached(self) -> str:
-        """Why nothing more can be paid for, now that nothing is left to do without money; "" where something may come yet."""
-        if not any(owned.is_short for owned in self.committer.owned.values()):
+        """Why nothing more can be paid for, now that nothing is left to do without money; "" where something may come yet.
+
+        What shards of this worker hold that need none goes back first, whoever is short: others may be.
+        """
+        purses = [(name, row) for name, purse in self._purses() if (row := await self._left(purse)) is not None]
+        if not purses:
             return ""
-        least = min(self.costs.values(), default=0)
-        if any(owned.due_s is not None or owned.suspect_s is not None for owned in self.committer.owned.values()):
+        held = await self.reading.call(self.reader.db.rows, "held_allowances", job=self.job.id)
+        mine = self.committer.owned
+        if idle := {shard for row in held if (shard := ShardId(row[0])) in mine and not mine[shard].is_short}:
+            self._give_back |= idle
+            self.wake()
+            return ""
+        if not any(owned.is_short for owned in mine.values()):
+            return ""
+        if any(owned.due_s is not None or owned.suspect_s is not None for owned in mine.values()):
             return ""  # retries may need no money
-        for name, purse in self._purses():
-            row = await self.reading.call(self.reader.db.one, "money_left", name=purse, job=self.job.id)
-            budget, granted, allowances, reserved = row or (None, 0, 0, 0)
-            if budget is None or int(budget) - int(granted or 0) >= least:
-                continue
-            idle = await self.reading.call(self.reader.db.rows, "held_allowances", job=self.job.id)
-            mine = {ShardId(row[0]) for row in idle} & set(self.committer.owned)
-            if mine:
-                self._give_back |= mine
-                self.wake()
-                return ""
-            if int(allowances) > 0 or int(reserved):
-                return ""  # another worker spends it, or gives it back
-            return f"{name} of {credits_text(int(budget))} credits is reached"
-        return ""
+        for name, (budget, left, reserved) in purses:
+            if left < max(self.costs.values()) and not held and not reserved:
+                return f"{name} of {credits_text(budget)} credits is reached"
+        return ""  # another worker spends it, or gives it back
+
+    async def _left(self, purse: str) -> tuple[int, int, int] | None:
+        """Of a purse its budget, what is left of it, and the tries of the job that have reserved something; None without a limit."""
+        row = await self.reading.call(self.reader.db.one, "money_left", name=purse, job=self.job.id)
+        if row is None or row[0] is None:
+            return None
+        return int(row[0]), int(row[0]) - int(row[1]), int(row[3])
 
     def _purses(self) -> list[tuple[str, str]]:
         day = self.day()

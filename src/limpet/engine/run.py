@@ -23,6 +23,7 @@ from limpet.engine.hand import Hand
 from limpet.engine.heart import boottime_s
 from limpet.engine.links import Linker
 from limpet.engine.load import code_of
+from limpet.engine.marks import settle_marks
 from limpet.engine.onethread import OneThread, Together
 from limpet.engine.oversight import Crew, Ended, Gauge, verdict
 from limpet.engine.paying import budget_micro
@@ -34,10 +35,11 @@ from limpet.engine.report import (
     EXIT_STALLED,
     EXIT_STOPPED,
     EXIT_UNVERIFIED,
+    EXIT_USAGE,
     Progress,
     Report,
 )
-from limpet.engine.sources import SourceReader, sources_of, wanted
+from limpet.engine.sources import SourceReader, nothing_in, sources_of, wanted
 from limpet.engine.spider import Spider, table_name
 from limpet.engine.stopping import Stopping
 from limpet.engine.tally import Tally
@@ -55,7 +57,7 @@ from limpet.store import jobs, standing
 from limpet.store.joining import has_jobs, job_to_join
 from limpet.store.opening import Store, open_store
 from limpet.store.repair import is_mendable
-from limpet.store.shared import move_marks
+from limpet.store.requests import free_money
 from limpet.store.standing import Counts, counts_of
 from limpet.store.verify import is_verified, verify_job
 from limpet.url import Canonical, canonicalise
@@ -234,9 +236,12 @@ class _Run:
             await self.desk.call(self.store.resume)
         found = await self.reading.call(standing.standing, self.reader.db, self.job.id)
         if found.is_nothing:
-            return await self.report(EXIT_NOTHING, "nothing to do: the job has no start; give some with --start or --from")
+            none = "nothing to do: the job has no start; give some with --start or --from"
+            return await self.report(EXIT_NOTHING, nothing_in(self.spider) if self.spider.generators else none)
         if found.is_complete and not await self.reading.call(standing.circles, self.reader.db, self.job.id):
+            await self.desk.call(free_money, self.store)
             if await self.reading.call(is_verified, self.reader.db, self.job.id):
+                await self.desk.call(settle_marks, self.store.db, self.job, self.spider)  # a kill may have come before it
                 return await self.report(
                     EXIT_NOTHING,
                     "the job is finished and verified: nothing to do. A new slot (--slot) collects again",
@@ -452,10 +457,11 @@ class _Run:
         messages = {
             End.STOPPED: (EXIT_STOPPED, "stopped; run the same command again to go on"),
             End.PAGE_LIMIT: (EXIT_LIMIT, f"{why}; run with a larger --max-pages to go on"),
-            End.BUDGET: (EXIT_LIMIT, f"{why}; what is left waits: run with a larger --budget to go on"),
-            End.NOTHING: (EXIT_NOTHING, "nothing to do: none of the starts is a page"),
+            End.BUDGET: (EXIT_LIMIT, f"{why}; what is left waits: run with a larger one to go on"),
+            End.NOTHING: (EXIT_NOTHING, nothing_in(self.spider)),
             End.PAUSED: (EXIT_STALLED, f"the job is paused: {why.removeprefix('paused: ')}"),
             End.STALLED: (EXIT_STALLED, why),
+            End.FAULTY: (EXIT_USAGE, why),
             End.UNAVAILABLE: (EXIT_STOPPED, f"stopped, resumable: {why}"),
         }
         code, message = messages[end]
@@ -467,11 +473,7 @@ class _Run:
             return await self.report(EXIT_COMPLETE, "complete", requests)
         if self.is_guest and await self.others():
             return await self.report(EXIT_COMPLETE, "complete; the last of its workers proves it", requests)
-        for moved in await self.desk.call(move_marks, self.store.db, self.job):
-            if moved.held_back:
-                log.warning("mark %s stays where it is: dead letters of its handlers: %d; see `limpet dead`", moved.name, moved.held_back)
-            if moved.gap:
-                log.warning("mark %s: a gap: %s", moved.name, moved.gap)
+        await self.desk.call(settle_marks, self.store.db, self.job, self.spider)
         proof = await self.desk.call(verify_job, self.store, self.job)
         if not proof.ok:
             first = proof.findings[0]

@@ -16,7 +16,7 @@ from typing import Literal
 from limpet.batch import RegisterWrite, Seen, canonical_json
 from limpet.engine.request import check_json
 from limpet.errors import UsageError
-from limpet.mark import Mark, decode, encode, less, overlapped
+from limpet.mark import Mark, decode, encode, kind_of, less, overlapped
 
 #: Bytes of a register's value: each version is a row of its own.
 REGISTER_BYTES_MAX = 65536
@@ -66,8 +66,8 @@ class Register:
 class HighWaterMark:
     """How far the sweeps before this one came: `value` (None before the first), less the overlap; `seen` notes what this one sees.
 
-    The mark moves once, when the whole sweep is complete and no task of the handlers that use it is dead: to the highest value
-    that was seen, in whatever order.
+    The mark moves once, when the whole sweep is complete and no task of the handlers that noted values is dead, or was skipped
+    by Limpet: to the highest value that was seen, in whatever order.
     """
 
     name: str
@@ -86,11 +86,9 @@ class HighWaterMark:
         return None if self.reached is None else overlapped(self.reached, self.overlap)
 
     def seen(self, value: Mark) -> None:
-        """Note a value of this sweep. UsageError where its type is not that of the values before."""
+        """Note a value of this sweep. UsageError where it has no order, or another type than the values before."""
         self.check_open()
-        text = encode(value)
-        if self.reached is not None:
-            less(encode(self.reached), text)  # of one type
+        text = self._encoded(value)
         if not self._count or less(text, self._low):
             self._low = text
         if not self._count or less(self._high, text):
@@ -100,7 +98,18 @@ class HighWaterMark:
     def is_new(self, value: Mark) -> bool:
         """Whether a value is beyond what was reached, overlap included: newest-first sweeps stop at the first that is not."""
         floor = self.value
-        return floor is None or less(encode(floor), encode(value))
+        return floor is None or less(encode(floor), self._encoded(value))
+
+    def _encoded(self, value: Mark) -> str:
+        """The text of a value that is of one type with the others."""
+        try:
+            text = encode(value)
+        except UsageError as error:
+            raise UsageError(f"mark {self.name}: {error}") from None
+        known = encode(self.reached) if self.reached is not None else self._low
+        if known and kind_of(known) != kind_of(text):
+            raise UsageError(f"mark {self.name}: {value!r} is of type {kind_of(text)}, the values before are of type {kind_of(known)}")
+        return text
 
     def note(self) -> Seen | None:
         """What is to be committed; None where nothing was seen."""

@@ -2,7 +2,8 @@
 
 A list of a few starts lies in the job's row; a file is named by its content's digest, so that the same
 starts given twice are one source, and is read by byte offset in constant memory. A start that is no
-URL is left out, with its line named.
+URL, and a row that is no call, is left out, with its line named. A file that cannot be read, or is another
+one by now, is set aside: everything else goes on.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ import inspect
 import json
 import logging
 import os
+import shlex
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 from limpet.batch import DIGEST_BYTES, Link, SourceMove, canonical_json, digest
 from limpet.engine.calls import Call, Start
-from limpet.engine.csvfile import Csv, arguments_of
+from limpet.engine.csvfile import Csv, LineNumbers, arguments_of
 from limpet.engine.links import Linker
+from limpet.engine.onethread import OneThread
 from limpet.engine.request import Request
 from limpet.engine.spider import Spider
 from limpet.errors import UrlRejected, UsageError
 from limpet.store import jobs
 from limpet.store.dialect import Database
 from limpet.store.jobs import Source, SourceRow
+from limpet.task import ShardId
 from limpet.url import canonicalise
 
 log = logging.getLogger("limpet.sources")
@@ -90,6 +95,14 @@ def wanted(db: Database, spider: str, slot: str, found: list[Source]) -> list[So
     return [source for source in found if source.kind not in own or own & kinds or kinds <= {"csv"}]
 
 
+def nothing_in(spider: Spider) -> str:
+    """What to say of a job whose starts were read and gave no task."""
+    if spider.generators:
+        names = ", ".join(getattr(function, "__name__", "?") for function in spider.generators)
+        return f"nothing to do: its start ({names}) gave no task; the next `limpet run` asks again"
+    return "nothing to do: none of the starts is a page"
+
+
 def source_of_list(starts: Sequence[str], kind: str = "list") -> Source:
     """A source of starts given one by one: `list` where the spider names them, `given` where its caller does."""
     if len(starts) > INLINE_MAX:
@@ -118,7 +131,10 @@ def digest_of_file(path: str) -> bytes:
 
 
 class SourceReader:
-    """Reads the open sources of a job, one after the other."""
+    """Reads the open sources of a job, one after the other.
+
+    A source belongs to a shard by its number, and is read by whoever has that shard.
+    """
 
     def __init__(self, linker: Linker, rows: Iterable[SourceRow], spider: Spider, slot: str = "") -> None:
         self._linker = linker
@@ -127,25 +143,50 @@ class SourceReader:
         self._running: dict[int, tuple[Any, int]] = {}  # source -> its generator, and how much of it was read
         self._tables: dict[int, Csv] = {}
         self._open = [row for row in rows if not row.closed]
-        self._checked: set[int] = set()
+        self._aside: dict[int, tuple[SourceRow, str]] = {}  # source -> its row as it was, and why it cannot be read
+        self._checked: dict[int, tuple[object, ...]] = {}  # source -> place and state of its file when that was the right one
+        self._lines: dict[int, LineNumbers] = {}
         self.rejected = 0
 
     def refresh(self, rows: Iterable[SourceRow]) -> None:
-        """Look at the rows again: whoever had the shard before may have read on."""
+        """Look at the rows again: others may have read on, added sources, or given a file again."""
         self._open = [row for row in rows if not row.closed]
+        self._aside = {row.source: self._aside[row.source] for row in self._open if row == self._aside.get(row.source, ("",))[0]}
 
     @property
     def is_done(self) -> bool:
         """Whether every source has been read to its end."""
         return not self._open
 
-    def first(self) -> SourceRow:
-        """The source that is read next."""
-        return self._open[0]
+    @property
+    def trouble(self) -> str:
+        """Why a source cannot be read here; "" where none was set aside."""
+        return next((why for _, why in self._aside.values()), "")
 
-    def is_generator(self) -> bool:
-        """Whether the next one is a start generator, which `generate` reads."""
-        return self._open[0].kind == "generator"
+    def turn_to(self, shards: int, owned: Container[ShardId]) -> ShardId | None:
+        """Put first what whoever owns these of a job's shards is to read next; its shard, None where nothing is."""
+        for row in self._open:
+            shard = ShardId(row.source % shards)
+            if shard in owned and row.source not in self._aside:
+                self._open.remove(row)
+                self._open.insert(0, row)
+                return shard
+        return None
+
+    async def next_move(self, reading: OneThread) -> SourceMove | None:
+        """The next tasks of the first open source; None where its file cannot be read, which is then set aside.
+
+        UsageError for what a start generator raised, or yielded that is no task.
+        """
+        row = self._open[0]
+        if row.kind == "generator":
+            return await self.generate()
+        try:
+            return await reading.call(self.read)
+        except UsageError as error:
+            self._aside[row.source] = row, str(error)
+            log.warning("%s; going on without it", error)
+            return None
 
     async def generate(self) -> SourceMove:
         """The next tasks that a start generator yields. It is begun anew after a restart, and what it had yielded is passed over.
@@ -154,7 +195,7 @@ class SourceReader:
         or yielded that is no task.
         """
         row = self._open[0]
-        if row.source not in self._running:
+        if row.source not in self._running or self._running[row.source][1] > row.position:  # it is asked again from its beginning
             known = {source_of_generator(function, self.start).digest: function for function in self.spider.generators}
             if row.digest not in known:
                 return SourceMove(row.source, row.position, row.position, closed=True)
@@ -194,10 +235,14 @@ class SourceReader:
         )
 
     def read(self) -> SourceMove:
-        """The next lines of the first open source, as tasks; the caller commits the move."""
+        """The next lines of the first open source, as tasks; the caller commits the move. UsageError where its file cannot be read."""
         row = self._open[0]
-        if row.kind == "csv":
-            return self._read_csv(row)
+        try:
+            return self._read_csv(row) if row.kind == "csv" else self._read_lines(row)
+        except OSError as error:
+            raise self._unreadable(row, error) from error
+
+    def _read_lines(self, row: SourceRow) -> SourceMove:
         lines, after, closed = self._lines_of_list(row) if row.kind in ("list", "given") else self._lines_of_file(row)
         links: dict[bytes, Link] = {}
         for number, line in lines:
@@ -208,34 +253,44 @@ class SourceReader:
 
     def moved(self, move: SourceMove) -> None:
         """The move was committed: go on from there."""
-        row = self._open.pop(0)
-        if not move.closed:
-            self._open.insert(0, SourceRow(row.source, row.kind, row.digest, row.place, row.host, row.payload, move.after, closed=False))
+        if self._open and self._open[0].source == move.source:
+            row = self._open.pop(0)
+            if not move.closed:
+                self._open.insert(0, replace(row, position=move.after))
 
     def _link(self, row: SourceRow, number: int, line: str) -> Link | None:
         try:
             return self._linker.asked(Request(line))
         except (UrlRejected, UsageError) as error:
-            self.rejected += 1
-            log.warning("%s, at %d: %r is no start: %s", row.place or "starts", number, line[:200], error)
+            self._reject(row, number, f"{line[:200]!r} is no start: {error}")
             return None
+
+    def _reject(self, row: SourceRow, number: int, why: str) -> None:
+        """Count and say what is passed over: of a file by its line, of a list by its place from 0 on."""
+        self.rejected += 1
+        if not row.place:
+            log.warning("starts, at %d: %s", number, why)
+            return
+        log.warning("%s, line %d: %s", row.place, self._lines.setdefault(row.source, LineNumbers(row.place)).of(number), why)
 
     def _read_csv(self, row: SourceRow) -> SourceMove:
         """The next rows of a CSV file, as calls; a row that is none is said, counted and passed over."""
+        self._check(row)
         if row.source not in self._tables:
-            self._check(row)
             self._tables[row.source] = Csv.at(row.place)
         said = json.loads(row.payload)
         schema = self.spider.schema(str(said["task"]))
         table = self._tables[row.source]
-        rows, after, closed = table.read(row.position, LINES_MAX)
+        rows, after, closed = table.rows(row.position, LINES_MAX)
         links: dict[bytes, Link] = {}
-        for number, fields in rows:
+        for found in rows:
+            if found.fault:
+                self._reject(row, found.begins, found.fault)
+                continue
             try:
-                link = schema.link(arguments_of(schema, {**said["shared"], **fields}), shards=self._linker.shards)
+                link = schema.link(arguments_of(schema, {**said["shared"], **table.named(found)}), shards=self._linker.shards)
             except UsageError as error:
-                self.rejected += 1
-                log.warning("%s, row at byte %d: %s", row.place, number, error)
+                self._reject(row, found.begins, str(error))
                 continue
             links.setdefault(link.key, link)
         return SourceMove(row.source, row.position, after, closed, tuple(links.values()))
@@ -262,22 +317,36 @@ class SourceReader:
             return found, lines.tell(), False
 
     def _check(self, row: SourceRow) -> None:
-        """The file is the one that the job was started with; UsageError says what to do where it is not."""
-        if row.source in self._checked:
-            return
+        """The file is the one that was put in; UsageError says what to do where it is not. Read whole only where it looks changed."""
         if row.host != socket.gethostname() and not os.path.exists(row.place):
-            raise UsageError(f"the starts in {row.place} lie on {row.host}: run a worker there, or give the same file again with --from")
-        try:
-            found = digest_of_file(row.place)
-            if row.kind == "csv":
-                found = digest(row.payload.encode(), found)
-        except OSError as error:
-            raise UsageError(f"cannot read the starts in {row.place}: {error.strerror}; give the same file again with --from") from error
-        if found != row.digest:
             raise UsageError(
-                f"{row.place} has changed since the job began: put the old file back, or give the new one with --from as a further source"
+                f"the starts in {row.place} lie on {row.host}: run a worker there, or give the same file again: {self._how(row)}"
             )
-        self._checked.add(row.source)
+        state = os.stat(row.place)
+        looks = (row.place, state.st_mtime_ns, state.st_size, state.st_ino)
+        if self._checked.get(row.source) == looks:
+            return
+        found = digest_of_file(row.place)
+        if (digest(row.payload.encode(), found) if row.kind == "csv" else found) != row.digest:
+            raise UsageError(
+                f"{row.place} has changed since it was put in: put the old file back, or give this one, which then replaces what was "
+                f"not yet read of the old one: {self._how(row)}"
+            )
+        self._checked[row.source] = looks
+        self._tables.pop(row.source, None)
+        self._lines.pop(row.source, None)
+
+    def _unreadable(self, row: SourceRow, error: OSError) -> UsageError:
+        return UsageError(f"cannot read the starts in {row.place}: {error.strerror}; give a file at its place: {self._how(row)}")
+
+    def _how(self, row: SourceRow) -> str:
+        """The command by which a file is given again."""
+        words = ["limpet", "run", "FILE", "--from", row.place]
+        if row.kind == "csv":
+            said = json.loads(row.payload)
+            words = ["limpet", "seed", "FILE", "--from", row.place, "--task", said["task"]]
+            words += [word for name, value in said["shared"].items() for word in ("--set", f"{name}={value}")]
+        return f"`{shlex.join([*words, *(['--slot', self.start.slot] if self.start.slot else [])])}`"
 
 
 def _name_in(row: SourceRow) -> str:

@@ -148,8 +148,8 @@ class Spider:
     def dead(self, function: HandlerFunction) -> HandlerFunction:
         """Make a function the handler for final failures: it takes `task` and `tx`, and what it writes commits with the dead state.
 
-        `task` has `text`, `url`, `handler`, `reason`, `detail`, `status`, `tries`, `arguments`. A task that killed its worker has
-        no such call: nobody is there to make it.
+        `task` has `text`, `url`, `handler`, `reason`, `detail`, `status`, `tries`, `arguments`. A task that is put back and done takes
+        its records away again, and nothing else. A task that killed its worker has no such call: nobody is there to make it.
         """
         if self.last_words is not None:
             raise UsageError(f"spider {self.name} has two handlers for final failures: {self.last_words.name} and {function.__name__}")

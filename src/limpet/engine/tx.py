@@ -195,7 +195,10 @@ class Tx:
         self._add(link)
 
     def tally(self, name: str, more: int = 1) -> None:
-        """Add to a shared counter of the job. It is written for each shard and summed on reading: no two tasks wait for each other."""
+        """Add to a shared counter of the job. It is written for each shard and summed on reading: no two tasks wait for each other.
+
+        It counts tries that were kept, each once. A task that is put back (`limpet retry`) and done again adds again.
+        """
         self._check_open()
         _check_more(name, more)
         self._counted[checked_name("tally", name)] += more
@@ -219,7 +222,8 @@ class Tx:
         """A high-water mark: `mark.value` is what the sweeps before this job reached, `mark.seen(v)` notes what this one sees.
 
         `order` is that in which the source gives its rows, oldest first ("asc") or newest first ("desc"). `overlap` (an int, a
-        Decimal, a timedelta) moves the value back, for rows that come late. The mark moves when the job is complete.
+        Decimal, a timedelta) moves the value back, for rows that come late. The mark moves when the job is complete, and no task of
+        the handlers that noted values is dead, or was skipped by Limpet (`gone`): their rows nobody has seen.
         """
         self._check_open()
         known = self._marks.get(name)

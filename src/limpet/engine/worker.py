@@ -58,7 +58,6 @@ VERIFY_EVERY = 200
 #: Longest sleep of the loop: what happens elsewhere (links into our shards, requests of people, a freed shard) is seen this soon.
 IDLE_S = LOOK_S
 
-
 #: Seconds between two looks at what a job waits for: each asks about every shard.
 STANDSTILL_S = 1.0
 
@@ -121,7 +120,7 @@ class Worker:
             self.settings, self.job, self.reader, self.reading, self.committer, self.clock, self._wake.set, self.tries.spider.zone
         )
         self.tries.calls.keep = self.paying.keep
-        self.lookout = Lookout(self.reader, self.reading, self.job, me.id, self.committer, self.hand, self.clock)
+        self.lookout = Lookout(self.reader, self.reading, self.job, self.committer, self.hand, self.clock)
         self.heart.start()
         try:
             self._end = None
@@ -234,6 +233,7 @@ class Worker:
         finally:
             now = self.clock()
             self.hand.ended(claim, now, failed=failed)
+            self.tries.calls.forget(claim)
             del self._tasks[claim.id]
             self._finished += 1
             self._wake.set()
@@ -261,21 +261,20 @@ class Worker:
 
     async def _feed(self) -> None:
         """Read on in a source while there is room, if it is ours to read."""
-        if self.sources.is_done or self.committer.sources or self._end is not None or self.hand.unstarted >= self.committer.window.pages:
+        if self.committer.sources or self._end is not None or self.hand.unstarted >= self.committer.window.pages:
             return
         if self._commit is not None or (self.committer.pages_left is not None and self.committer.room() <= 0):
             return
-        if self.shards.has_taken:  # whoever had the shard before may have read on
+        if self.shards.sources_are_old:
+            self.shards.sources_are_old = False
             self.sources.refresh(await self.reading.call(jobs.sources, self.reader.db, self.job.id))
-            self.shards.has_taken = False
-            return
-        shard = ShardId(self.sources.first().source % self.job.shards)
-        if shard in self.committer.owned and not self.committer.owned[shard].is_leaving:
+        shard = self.sources.turn_to(self.job.shards, self.committer.owned)
+        if shard is not None and not self.committer.owned[shard].is_leaving:
             try:
-                reading = self.sources.generate() if self.sources.is_generator() else self.reading.call(self.sources.read)
-                self.committer.add_source(shard, await reading)
-            except UsageError as error:  # its file is elsewhere, or another one by now
-                self.why, self._end = str(error), End.STALLED
+                if (move := await self.sources.next_move(self.reading)) is not None:
+                    self.committer.add_source(shard, move)
+            except UsageError as error:
+                self.why, self._end = str(error), End.FAULTY
 
     # -- commits ---------------------------------------------------------------------------
 
@@ -350,6 +349,7 @@ class Worker:
         if len(self.committer.owned) < self.job.shards:
             self.why = await self.shards.take_free() or self.why
         await self.shards.give_up_surplus()
+        self.shards.sources_are_old = True
         for asked in ("shards_with_requests", "shards_with_settlements"):
             for shard, _count in await self.reading.call(self.reader.db.rows, asked, job=self.job.id):
                 if shard in self.committer.owned:
@@ -384,7 +384,7 @@ class Worker:
             return
         if self.committer.wants_more(now) or any(o.poked for o in self.committer.owned.values()):
             return  # a commit that claims is due, and will begin
-        if self.sources.is_done or ShardId(self.sources.first().source % self.job.shards) not in self.committer.owned:
+        if self.sources.turn_to(self.job.shards, self.committer.owned) is None:
             suspect = min(
                 (o for o in self.committer.owned.values() if o.suspect_s is not None),
                 key=lambda o: o.suspect_s or 0.0,
@@ -397,6 +397,7 @@ class Worker:
 
     async def _end_or_wait(self) -> None:
         found = await self.reading.call(standing.standing, self.reader.db, self.job.id)
+        self.shards.sources_are_old |= found.open_sources > 0  # `seed` may have put one in
         if found.is_nothing:
             self._end = End.NOTHING
         elif found.is_complete:
@@ -418,9 +419,9 @@ class Worker:
     async def _stalled(self) -> None:
         """Only what nobody will ever claim is left: say so and stop; else wait, and say for what."""
         lanes = await self.reading.call(standing.open_lanes, self.reader.db, self.job.id, self.job.shards)
-        if lanes.parked and not (lanes.ready or lanes.waiting or lanes.suspect or lanes.running):
-            self.why = "only parked tasks are left: no handler of this spider knows them (`limpet status` names the handlers)"
-            self._end = End.STALLED
+        if (lanes.parked or self.sources.trouble) and not (lanes.ready or lanes.waiting or lanes.suspect or lanes.running):
+            parked = "only parked tasks are left: no handler of this spider knows them (`limpet status` names the handlers)"
+            self.why, self._end = self.sources.trouble or parked, End.STALLED
             return
         now = self.clock()
         due = [o.due_s for o in self.committer.owned.values() if o.due_s is not None]

@@ -24,14 +24,13 @@ from typing import Protocol
 import aiohttp
 from yarl import URL
 
+from limpet.credentials import is_secret
 from limpet.errors import FetchError, UrlRejected
 from limpet.fetch.message import Answer, Request
 from limpet.url import href
 
 #: RFC 9110 section 15.4. 300 and 304 are none: they name nothing that replaces the answer.
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-#: What must not leave the origin it was meant for (Fetch standard, HTTP-redirect fetch, step 13).
-_ORIGIN_ONLY = frozenset({"authorization", "cookie", "proxy-authorization"})
 #: What describes a body that is not sent on.
 _BODY_ONLY = frozenset({"content-type", "content-encoding", "content-language", "content-location", "content-length"})
 
@@ -76,12 +75,14 @@ async def follow(
     hops_max: int,
     before_hop: Callable[[str], Awaitable[None]],
     inside: bool = False,
+    private: frozenset[str] = frozenset(),
 ) -> Content | Moved:
     """Send a task's request and follow its redirects as the table above says.
 
     `chain` and `hops` are what led to this task. `key_of` gives a URL's key and authority and may
     raise UrlRejected; `is_moved` asks whether a task with that key has ended as moved; `before_hop`
-    is awaited with each URL before it is requested (robots, pace) and may raise to end it all.
+    is awaited with each URL before it is requested (robots, pace) and may raise to end it all. Headers that `private` names,
+    in lower case, stay on their origin, as those do whose names say that they are credentials.
     Raises FetchError: `redirect_loop` (a strike), `bad_redirect` (a target that cannot be requested, not retryable).
     """
     answer = await client.exchange(request)
@@ -102,7 +103,7 @@ async def follow(
         if not is_plain and await _ends_here(answer, request, target, key, home_path, own_key, chain, jar, is_moved):
             return Moved(target, hops + len(passed) + 1, (*chain, own_key), answer.status)
         passed.append(answer.url)
-        request = next_request(request, answer, target, jar)
+        request = next_request(request, answer, target, jar, private)
         await before_hop(target)
         answer = await client.exchange(request)
     if passed and not inside and request.method in ("GET", "HEAD"):
@@ -162,15 +163,15 @@ def target_of(answer: Answer) -> str | None:
     return target
 
 
-def next_request(request: Request, answer: Answer, target: str, jar: Jar) -> Request:
-    """The request for the next hop (Fetch standard, HTTP-redirect fetch, steps 11 to 14)."""
+def next_request(request: Request, answer: Answer, target: str, jar: Jar, private: frozenset[str] = frozenset()) -> Request:
+    """The request for the next hop (Fetch standard, HTTP-redirect fetch, steps 11 to 14); to another origin without credentials."""
     method, body, headers = request.method, request.body, request.headers
     if (answer.status == 303 and method not in ("GET", "HEAD")) or (answer.status in (301, 302) and method == "POST"):
         method, body = "GET", b""
         headers = tuple((name, value) for name, value in headers if name.lower() not in _BODY_ONLY)
     cookies = request.cookies
     if origin_of(target) != origin_of(request.url):
-        headers = tuple((name, value) for name, value in headers if name.lower() not in _ORIGIN_ONLY)
+        headers = tuple((name, value) for name, value in headers if not (is_secret(name) or name.lower() in private))
         cookies = ()
     gathered = jar.cookies(target)
     names = {name for name, _ in gathered}

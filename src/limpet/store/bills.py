@@ -1,4 +1,4 @@
-"""What collecting cost, summed up; and what a provider's bill, or a person, says of charges of unknown outcome.
+"""What collecting cost, summed up, and what its budgets have left; and what a bill, or a person, says of charges of unknown outcome.
 
 A settlement is a row for its charge; the owner of the shard applies it in its next batch, like any request of people.
 """
@@ -10,9 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from limpet.batch import Billed
+from limpet.store import slots
+from limpet.store.charges import Escrow, day_purse, job_purse
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
 from limpet.store.opening import Store
+from limpet.store.sealing import sealed_of
+
+#: What stands for handler and host where a job's tries are gone.
+SEALED = "(sealed)"
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +38,70 @@ class Cost:
 
 
 def costs(db: Database, jobs: Iterable[int]) -> list[Cost]:
-    """What some jobs have cost, by handler, host, day and outcome."""
+    """What some jobs have cost, by handler, host, day and outcome; of one whose tries are gone, what its seal says, in one row."""
     found = []
     for job in jobs:
+        if (seal := sealed_of(db, job)) is not None:  # rows that are still there are counted in it
+            if seal.charged:
+                day_ms = seal.at_ms - seal.at_ms % DAY_MS
+                found.append(Cost(job, SEALED, SEALED, day_ms, Billed.CHARGED, seal.done, seal.charged, 0, 0))
+            continue
         for handler, host, day_ms, state, tries, amount, requests, reserved in db.rows("sum_charges", job=job):
             found.append(Cost(job, handler, host, int(day_ms), state, int(tries), int(amount), int(requests), int(reserved)))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """What a purse has paid, in micro-credits: what is charged, what is reserved, and what is unknown until it is settled."""
+
+    spent: int
+    budget: int | None = None  # None: no limit
+    day: str = ""  # of the purse of a day
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing more can be reserved."""
+        return self.budget is not None and self.spent >= self.budget
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The money of a job at one moment. Unknown charges are None where they were not counted."""
+
+    job: Purse
+    day: Purse | None = None
+    unknown: int | None = None
+    unknown_amount: int | None = None
+
+
+def balance(db: Database, job: Job, now_ms: int, *, whole: bool) -> Balance | None:
+    """What a job has spent, of which budgets; None where it has neither costs nor budget. `whole`: read its charges too.
+
+    Of a purse all is spent that was drawn from it and that no shard holds unused; no charge is read for that (I8). What other
+    jobs of the spider have drawn from a day's purse is spent as far as this job can tell.
+    """
+    purse = db.one("read_purse", name=job_purse(job.id))
+    if purse is None:
+        return None
+    held = [Escrow.of(db, job.id, shard) for shard in range(job.shards)]
+    found = unknown(db, job) if whole else None
+    return Balance(
+        Purse(int(purse[1]) - sum(one.allowance for one in held), None if purse[0] is None else int(purse[0])),
+        _day(db, job, held, now_ms),
+        None if found is None else len(found),
+        None if found is None else sum(one.reserved for one in found),
+    )
+
+
+def _day(db: Database, job: Job, held: Iterable[Escrow], now_ms: int) -> Purse | None:
+    """The purse of the day that paid last; of today, where none has paid yet."""
+    unused: dict[str, int] = defaultdict(int)
+    for one in held:
+        unused[one.day] += one.day_allowance
+    day = max(unused) or slots.today(db, job.spider, now_ms)
+    purse = db.one("read_purse", name=day_purse(job.spider, day))
+    return None if purse is None or purse[0] is None else Purse(int(purse[1]) - unused[day], int(purse[0]), day)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +113,7 @@ class Unknown:
     number: int  # of the try
     reserved: int
     text: str
-    charged_later: bool  # a later try of the same task was charged
+    is_paid: bool  # another try of the same task, under the same idempotency key, was charged
 
 
 def unknown(db: Database, job: Job) -> list[Unknown]:
@@ -82,10 +147,10 @@ def by_decree(found: Iterable[Unknown], *, is_charged: bool) -> Settlement:
 
 
 def by_idempotency(found: Iterable[Unknown]) -> Settlement:
-    """Where a later try under the same idempotency key was charged, the provider has charged the call once: there."""
+    """Where another try under the same idempotency key was charged, the provider has charged the call once: there."""
     settlement = Settlement()
     for one in found:
-        if one.charged_later:
+        if one.is_paid:
             settlement.say(one, 0)
         else:
             settlement.left += 1
@@ -95,15 +160,17 @@ def by_idempotency(found: Iterable[Unknown]) -> Settlement:
 def by_bill(db: Database, job: Job, found: Iterable[Unknown], billed: Mapping[str, int], *, is_whole: bool) -> Settlement:
     """By what a provider billed for each task: what its known charges do not explain was an unknown one.
 
-    `is_whole`: a task that the bill does not name was not charged at all.
+    `is_whole`: a task that the bill does not name was not charged at all. A task of which a try runs now is left for later: nobody
+    knows yet which of its tries the bill is about.
     """
     settlement = Settlement()
     by_task: dict[str, list[Unknown]] = defaultdict(list)
     for one in found:
         by_task[one.text].append(one)
     known = {str(text): int(amount) for text, amount in db.rows("charged_by_task", job=job.id)}
+    runs = {str(text) for (text,) in db.rows("tasks_being_charged", job=job.id)}
     for text in sorted({*by_task, *known, *billed}):
-        if text not in billed and not is_whole:
+        if text in runs or (text not in billed and not is_whole):
             settlement.left += len(by_task[text])
             continue
         rest = billed.get(text, 0) - known.get(text, 0)

@@ -8,18 +8,25 @@ crash came between, unknown; unknown counts as spent until somebody settles it. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from limpet.batch import Billed, Charge, Grant, Part, Result, Want
 from limpet.errors import InvariantBroken, StoreBusy
 from limpet.store.dialect import Database
+from limpet.store.jobs import Job
+from limpet.store.jobs import read as read_job
+from limpet.task import ShardId
 
 #: An allowance is this part of what a purse has left, so that the last credits are spread over the shards that want them.
 SHARE_OF_LEFT = 4
 
 #: Tasks that an allowance pays for where there is no budget: the purse's row is touched once for so many.
 UNLIMITED_TASKS = 1000
+
+#: Looks at purses that others draw from at the same time, before the whole batch is repeated.
+LOOKS = 3
 
 #: Settlements that one batch applies.
 SETTLEMENTS_MAX = 1000
@@ -55,9 +62,9 @@ class Escrow:
     day_allowance: int = 0
 
     @classmethod
-    def of(cls, db: Database, part: Part) -> Escrow:
+    def of(cls, db: Database, job: int, shard: int) -> Escrow:
         """The shard's row; an empty one where it has none."""
-        row = db.one("read_escrow", job=part.job, shard=part.shard)
+        row = db.one("read_escrow", job=job, shard=shard)
         return cls(int(row[0]), str(row[1]), int(row[2])) if row else cls()
 
     def write(self, db: Database, part: Part) -> None:
@@ -88,7 +95,7 @@ def settle(db: Database, part: Part) -> list[int]:
     asked = db.rows("open_settlements", job=part.job, shard=part.shard, most=SETTLEMENTS_MAX)
     if not reserved and not asked:
         return moved
-    escrow = Escrow.of(db, part)
+    escrow = Escrow.of(db, part.job, part.shard)
     for result in part.results:
         held = reserved.get((result.claim.id, result.claim.tries))
         if held is not None:
@@ -126,20 +133,30 @@ def _apply(
 def _write(db: Database, part: Part, which: tuple[int, int], charge: Charge, amount: int, *, before: str) -> None:
     changed = db.run(
         "settle_charge", job=part.job, shard=part.shard, task=which[0], state=str(charge.state), amount=amount, host=charge.host,
-        requests=charge.requests, reason=charge.reason, n=part.n, before=before, **{"try": which[1]},
+        requests=charge.requests, reason=charge.reason, n=part.n, before=before, anew=int(charge.anew), **{"try": which[1]},
     )  # fmt: skip
     if changed != 1:
         raise InvariantBroken(f"the charge of task {which[0]}, try {which[1]}, was changed by somebody else", invariant="I8")
 
 
-def lose(db: Database, part: Part) -> list[int]:
-    """At a take-over: what was reserved may have been sent; where an answer was kept, it is known what that one cost."""
+def reclaim(db: Database, part: Part) -> list[int]:
+    """At a take-over: end what was reserved, and give back what the shard holds unused, so that it is drawn under the budget of now."""
+    moved = _lose(db, part)
+    held = Escrow.of(db, part.job, part.shard)
+    if held.allowance <= 0 and held.day_allowance <= 0:
+        return moved
+    back = give_back(db, read_job(db, part.job), [part]).get(part.shard, (0, 0, 0, 0))
+    return [a + b for a, b in zip(moved, back, strict=True)]
+
+
+def _lose(db: Database, part: Part) -> list[int]:
+    """What was reserved may have been sent; where an answer was kept, it is known what that one cost."""
     rows = db.rows("reserved_charges", job=part.job, shard=part.shard)
     moved = [0, 0, 0, 0]
     if not rows:
         return moved
     db.run("lose_charges", job=part.job, shard=part.shard, n=part.n)
-    escrow = Escrow.of(db, part)
+    escrow = Escrow.of(db, part.job, part.shard)
     for _, _, held, day, amount in rows:
         moved[1] -= int(held)
         moved[2 if amount > 0 else 3] += int(amount) or int(held)
@@ -152,59 +169,93 @@ def lose(db: Database, part: Part) -> list[int]:
 # -- step 5: allowances -------------------------------------------------------------------------
 
 
-def draw(db: Database, job: int, shards: int, part: Part, grant: Grant) -> list[int]:
-    """Draw an allowance for a shard from its purses, or give all of it back; what changed, as MONEY says it."""
-    escrow = Escrow.of(db, part)
-    before = escrow.allowance
+def draw(db: Database, job: Job, part: Part, grant: Grant) -> list[int]:
+    """Draw an allowance for a shard from its purses, or give all of it back; what changed, as MONEY says it.
+
+    All or nothing: a shard that cannot have what the dearest task costs of every purse holds nothing of any of them, since others
+    can use it. Money that nobody can use, and that goes to and fro, would keep a job from its end for ever.
+    """
     if grant.cost <= 0:
-        back = max(0, escrow.allowance)
-        _move(db, job_purse(job), -back)
-        escrow.allowance -= back
-        if escrow.day:
-            _leave_day(db, escrow, grant)
-    else:
-        escrow.allowance += _drawn(db, job_purse(job), grant.cost, shards, has=escrow.allowance)
-        if grant.day:
-            if escrow.day != grant.day:
-                _leave_day(db, escrow, grant)
-                escrow.day = grant.day
-            row = db.one("read_purse", name=grant.day_purse)
-            if row is None or row[0] != grant.day_budget:
-                set_budget(db, grant.day_purse, grant.day_budget)
-            escrow.day_allowance += _drawn(db, grant.day_purse, grant.cost, shards, has=escrow.day_allowance)
-    escrow.write(db, part)
-    return [escrow.allowance - before, 0, 0, 0]
+        return give_back(db, job, [part]).get(part.shard, [0, 0, 0, 0])
+    escrow = Escrow.of(db, part.job, part.shard)
+    for _ in range(LOOKS):
+        found, moves = _planned(db, job, escrow, grant)
+        if _moved(db, moves, grant):
+            found.write(db, part)
+            return [found.allowance - escrow.allowance, 0, 0, 0]
+    raise StoreBusy(f"purses {', '.join(sorted(moves))}: others drew from them at every look")
 
 
-def _leave_day(db: Database, escrow: Escrow, grant: Grant) -> None:
-    """What is left of a day goes back to that day's purse."""
-    if escrow.day and escrow.day_allowance > 0:
-        spider = grant.day_purse.split(":")[1]
-        _move(db, day_purse(spider, escrow.day), -escrow.day_allowance)
-    escrow.day, escrow.day_allowance = "", 0
+def give_back(db: Database, job: Job, parts: Iterable[Part]) -> dict[ShardId, list[int]]:
+    """Give back what shards hold unused, so that others of this job, and other jobs on that day, can have it: what changed, by shard."""
+    moves: dict[str, int] = defaultdict(int)
+    changed = {}
+    for part in parts:
+        escrow = Escrow.of(db, part.job, part.shard)
+        back, back_day = max(0, escrow.allowance), max(0, escrow.day_allowance)
+        if back or back_day:
+            moves[job_purse(job.id)] -= back
+            moves[day_purse(job.spider, escrow.day)] -= back_day
+            Escrow(escrow.allowance - back, escrow.day, escrow.day_allowance - back_day).write(db, part)
+            changed[part.shard] = [-back, 0, 0, 0]
+    for name in sorted(moves):
+        _move(db, name, moves[name])
+    return changed
 
 
-def _drawn(db: Database, purse: str, cost: int, shards: int, *, has: int) -> int:
-    """How much of a purse could be had: a share of what is left, at least one task's cost; 0 where that is too much."""
+def _planned(db: Database, job: Job, escrow: Escrow, grant: Grant) -> tuple[Escrow, dict[str, int]]:
+    """What the shard will hold, and what that takes of each purse, as they are now."""
+    held = escrow.day_allowance if escrow.day == grant.day else 0  # of a day that is over all goes back
+    more, more_day = _more(*_read(db, job_purse(job.id)), grant.cost, job.shards, has=escrow.allowance), None
+    if more is not None:
+        more_day = _more(grant.day_budget, _read(db, grant.day_purse)[1], grant.cost, job.shards, has=held) if grant.day else 0
+    if more is None or more_day is None:
+        more, more_day = -max(0, escrow.allowance), -max(0, held)
+    moves = {job_purse(job.id): more}
+    if escrow.day:
+        moves[day_purse(job.spider, escrow.day)] = -max(0, escrow.day_allowance)
+    if grant.day:
+        moves[grant.day_purse] = more_day
+    return Escrow(escrow.allowance + more, grant.day, held + more_day), moves
+
+
+def _more(budget: int | None, granted: int, cost: int, shards: int, *, has: int) -> int | None:
+    """How much an allowance grows: by a share of what its purse has left, at least by what one task lacks; None: it has not so much."""
     if has >= cost:
         return 0
-    for _ in range(3):
-        row = db.one("read_purse", name=purse)
-        budget, granted = (row[0], int(row[1])) if row else (None, 0)
-        if row is None:
-            db.run("new_purse", name=purse)
-        left = None if budget is None else int(budget) - granted
-        wanted = cost * UNLIMITED_TASKS if left is None else max(cost - has, left // (SHARE_OF_LEFT * shards))
-        if left is not None and wanted > left:
-            return 0
-        if db.run("draw", name=purse, amount=wanted) == 1:
-            return wanted
-    raise StoreBusy(f"purse {purse}: others drew from it at every look")
+    if budget is None:
+        return cost * UNLIMITED_TASKS
+    left = budget - granted
+    wanted = max(cost - has, left // (SHARE_OF_LEFT * shards))
+    return wanted if wanted <= left else None
 
 
-def _move(db: Database, purse: str, amount: int) -> None:
-    if amount:
-        db.run("draw", name=purse, amount=amount)
+def _read(db: Database, purse: str) -> tuple[int | None, int]:
+    """Budget of a purse, and what was drawn from it."""
+    row = db.one("read_purse", name=purse)
+    return (None if row[0] is None else int(row[0]), int(row[1])) if row else (None, 0)
+
+
+def _moved(db: Database, moves: Mapping[str, int], grant: Grant) -> bool:
+    """Draw and give back, purse by purse, by name: everybody locks them in that order. False where one no longer has so much."""
+    done: list[str] = []
+    for name in sorted(moves):
+        if name == grant.day_purse and (db.one("read_purse", name=name) or ("none",))[0] != grant.day_budget:
+            set_budget(db, name, grant.day_budget)
+        if not _move(db, name, moves[name]):
+            for other in done:
+                _move(db, other, -moves[other])
+            return False
+        done.append(name)
+    return True
+
+
+def _move(db: Database, purse: str, amount: int) -> bool:
+    if not amount:
+        return True
+    if db.one("read_purse", name=purse) is None:
+        db.run("new_purse", name=purse)
+    return db.run("draw", name=purse, amount=amount) == 1
 
 
 # -- step 6: what a claim may take --------------------------------------------------------------
@@ -215,7 +266,7 @@ def reserve(db: Database, part: Part, ids: Sequence[int], want: Want) -> tuple[l
     found = {task: (int(tries), str(handler)) for task, tries, handler in db.rows("staged_handlers")}
     if not any(want.costs.get(handler) for _, handler in found.values()):
         return list(ids), [], False
-    escrow = Escrow.of(db, part)
+    escrow = Escrow.of(db, part.job, part.shard)
     kept: list[int] = []
     rows: list[list[object]] = []
     is_short = False

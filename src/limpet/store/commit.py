@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from limpet.batch import Claim, Kind, Link, Part, Result, Want, rank_of
+from limpet.batch import ANEW, Claim, Kind, Link, Part, Result, Want, rank_of
 from limpet.errors import (
     InvariantBroken,
     OutcomeUnknown,
@@ -316,6 +316,11 @@ def account(db: Database, job: Job, alive: Sequence[Part]) -> tuple[dict[ShardId
                 db.run("drop_moved", job=part.job, key=result.claim.key)
             if result.drops_kept:
                 db.run("drop_kept", job=part.job, shard=part.shard, task=result.claim.id)
+            if result.charge is not None and result.charge.anew:
+                db.run(
+                    "put_kept", job=part.job, shard=part.shard, n=part.n, task=result.claim.id, request=ANEW, status=result.claim.tries,
+                    url="", headers="[]", body=b"", **{"try": result.claim.tries},
+                )  # fmt: skip
         for host in part.hosts:
             db.run(
                 "put_host", job=part.job, shard=part.shard, n=part.n, host=host.host, authority=host.authority,
@@ -337,10 +342,11 @@ def account(db: Database, job: Job, alive: Sequence[Part]) -> tuple[dict[ShardId
             )  # fmt: skip
             db.run("note_cost", job=part.job, shard=part.shard, n=part.n, task=kept.task, amount=kept.amount, **{"try": kept.tries})
     notes: dict[ShardId, ledger.Deltas] = {}
+    settled = {part.shard: charges.settle(db, part) for part in alive}
+    drawn = charges.give_back(db, job, [part for part in alive if part.kind is Kind.RELEASE])
+    drawn |= {part.shard: charges.draw(db, job, part, part.grant) for part in alive if part.grant is not None}
     for part in alive:
-        money = charges.settle(db, part)
-        if part.grant is not None:
-            money = [a + b for a, b in zip(money, charges.draw(db, job.id, job.shards, part, part.grant), strict=True)]
+        money = [a + b for a, b in zip(settled[part.shard], drawn.get(part.shard, (0, 0, 0, 0)), strict=True)]
         notes[part.shard] = {charges.MONEY: money, **shared.add_tallies(db, part)}
         shared.put_candidates(db, part)
     shared.write_registers(db, job.spider, alive)  # by name, over all shards: the last rows that others may want too

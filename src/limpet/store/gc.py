@@ -158,8 +158,13 @@ def _leftover(db: Database, job: Job) -> bool:
     return False
 
 
-def vacuum(db: Database) -> None:
-    """Give a file's free pages back to the disk. UsageError on a server, which does that in its own way."""
+def check_vacuum(db: Database) -> None:
+    """Return where there is a file to be made smaller. UsageError on a server, which does that in its own way."""
     if db.name != "sqlite":
         raise UsageError(f"{db.place}: --vacuum is for files; a server uses the space again by itself")
+
+
+def vacuum(db: Database) -> None:
+    """Give a file's free pages back to the disk. UsageError where there is none."""
+    check_vacuum(db)
     db.run_text("VACUUM")

@@ -16,8 +16,7 @@ from limpet.store import requests
 from limpet.store.dialect import Database, Row
 from limpet.store.jobs import Job
 from limpet.store.opening import Store
-from limpet.store.views import authority_of
-from limpet.url import canonicalise, host_id, shard_of
+from limpet.url import authority_of, canonicalise, host_id, shard_of
 
 #: Paces that are looked at: the longest waits.
 PACES_MAX = 1000

@@ -2,19 +2,28 @@
 
 A job row without its starts would be a job that is complete with nothing collected, so the job, its
 shards and its first source are one transaction, and the loser of a race loads what the winner made.
-A worker that cannot compute exactly the job's keys refuses it. Invariants: I1, I4.
+A worker that cannot compute exactly the job's keys refuses it, and a sealed job takes no further source.
+Invariants: I1, I4.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from limpet.batch import canonical_json
+from limpet.credentials import hidden_values
 from limpet.errors import UsageError
 from limpet.failpoint import failpoint
 from limpet.settings import SHARDS_MAX
 from limpet.store.dialect import Database
+from limpet.store.sealing import refuse_sealed, sealed_of
+from limpet.store.standing import standing
 from limpet.url import KEY_VERSION, OPTIONS, KeyProfile
+
+log = logging.getLogger("limpet.sources")
 
 #: Version of the functions that give a shard and a host from a canonical text.
 HASH_VERSION = 1
@@ -59,6 +68,12 @@ class Source:
     place: str = ""  # kind file: its path
     host: str = ""  # kind file: the machine that has it
 
+    def told(self) -> str:
+        """What it gives, for people."""
+        if self.kind == "generator":
+            return f"what the start {json.loads(self.payload)['generator']} gives with other code or parameters"
+        return f"what {self.place} gives" if self.place else "another list of starts"
+
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
@@ -100,7 +115,7 @@ def every(db: Database) -> list[Job]:
 def join(db: Database, *, spider: str, slot: str, profile: KeyProfile, shards: int, sources: list[Source]) -> Job:
     """Make the job with its shards and sources, or load it and add the sources that are new; all in one transaction.
 
-    Raises UsageError where an existing job has other rules for keys than this release or spider.
+    Raises UsageError where an existing job has other rules for keys than this release or spider, or is sealed and a source is new.
     """
     if not 1 <= shards <= SHARDS_MAX:
         raise UsageError(f"{shards} shards: expected 1 to {SHARDS_MAX}")
@@ -115,8 +130,7 @@ def join(db: Database, *, spider: str, slot: str, profile: KeyProfile, shards: i
         else:
             refuse_other_keys(job, profile)
         failpoint("job_rows")
-        for source in sources:
-            _put_source(db, job, source)
+        _put_sources(db, job, sources)
         db.commit()
         failpoint("job_commit")
     except BaseException:
@@ -139,10 +153,43 @@ def _found(db: Database, spider: str, slot: str) -> Job:
     return job
 
 
+def _put_sources(db: Database, job: Job, given: Sequence[Source]) -> None:
+    """Put in what is new, bring what is known up to date, and have a start generator asked again where no task of anybody's is there."""
+    known = {(row.kind, row.digest) for row in sources(db, job.id)}
+    new = [source for source in given if (source.kind, source.digest) not in known]
+    if new:  # `gc` locks every shard to seal a job, and finds the open source, or this finds the seal
+        db.rows("lock_shard", job=job.id, shard=0)
+        refuse_sealed(db, job, so=f"{new[0].told()} cannot be added to it")
+    elif sealed_of(db, job.id) is not None:
+        return
+    is_nothing = standing(db, job.id).is_nothing
+    for source in given:
+        _put_source(db, job, source)
+        if source.kind == "generator" and is_nothing:
+            db.run("ask_generator_again", job=job.id, digest=source.digest)
+
+
 def _put_source(db: Database, job: Job, source: Source) -> None:
-    db.run("put_source", job=job.id, kind=source.kind, digest=source.digest, place=source.place, host=source.host, payload=source.payload)
+    payload = source.payload if source.kind != "generator" else _without_credentials(source.payload)
+    db.run("put_source", job=job.id, kind=source.kind, digest=source.digest, place=source.place, host=source.host, payload=payload)
     if source.place:  # the same file under another name, or brought to this machine
         db.run("relocate_source", job=job.id, kind=source.kind, digest=source.digest, place=source.place, host=source.host)
+        replaced = db.run(
+            "drop_replaced_sources", job=job.id, kind=source.kind, digest=source.digest, place=source.place, host=source.host,
+            payload=payload,
+        )  # fmt: skip
+        if replaced:
+            log.warning("%s: this file replaces what it was before, and what was not yet read of that is left out", source.place)
+
+
+def _without_credentials(payload: str) -> str:
+    """What the row of a start generator says of its parameters, for people. Each run has its own, and whether they are the same is
+    told by the source's digest, which covers them as they are.
+    """
+    said = json.loads(payload)
+    if "params" in said:
+        said["params"] = hidden_values(said["params"])
+    return canonical_json(said)
 
 
 def refuse_other_keys(job: Job, profile: KeyProfile) -> None:

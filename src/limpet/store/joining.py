@@ -19,7 +19,8 @@ def has_jobs(dsn: str) -> bool:
         return False
     db = connect(dsn, readonly=True)
     try:
-        return migrate.version(db) > 0
+        found = migrate.version(db)
+        return found > 0 and not migrate.is_in_the_making(db, found)
     except UsageError:  # MySQL shows tables while they are being made
         if db.name != "mysql":
             raise

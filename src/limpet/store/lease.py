@@ -327,7 +327,7 @@ def reclaim(db: Database, part: Part, settings: Settings) -> tuple[int, int]:
     failpoint("takeover_reclaim")
     db.run("put_attempts")
     db.run("unpark", job=part.job, shard=part.shard, suspect_after=settings.suspect_after)
-    money = {charges.MONEY: charges.lose(db, part)}
+    money = {charges.MONEY: charges.reclaim(db, part)}
     at_ms = int(db.one("clock")[0])  # type: ignore[index]
     ledger.put(db, part, at_ms, Counter({Outcome.LOST: len(staged)}), tries_digest(tries), ledger.Found(), deltas=money)
     return len(staged), dead

@@ -51,10 +51,15 @@ def check(db: Database) -> None:
     found = version(db)
     if found > latest():
         raise SchemaNewer(f"{db.place} has schema {found}, this Limpet knows up to {latest()}: upgrade Limpet; nothing was changed")
-    if found == 0:
+    if found == 0 or is_in_the_making(db, found):
         raise NoJobYet(f"{db.place} holds no job yet: start one with `limpet crawl` or `limpet run`")
     if found < latest():
         raise UsageError(f"{db.place} has schema {found}, this Limpet needs {latest()}: run `limpet migrate --db {db.place}`")
+
+
+def is_in_the_making(db: Database, found: int) -> bool:
+    """Whether a database of an older schema holds no job: whoever makes it is between two steps, and nothing is there to be migrated."""
+    return 0 < found < latest() and not db.rows_text("SELECT job FROM job LIMIT 1")
 
 
 def migrate(db: Database) -> list[str]:

@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from limpet.store import jobs
+from limpet.store.bills import Balance, balance
 from limpet.store.dialect import Database, quote
 from limpet.store.examine_server import OldTransaction, oldest_transaction
 from limpet.store.opening import Store
 from limpet.store.sealing import Sealed, sealed_of
+from limpet.store.shared import MarkRow, marks_of_job
 from limpet.store.standing import standing
 from limpet.store.tables import load_tables
-from limpet.store.views import PAGE_ROWS, WINDOW_MS, WorkerRow, authority_of, snapshot, workers_of_job
+from limpet.store.views import PAGE_ROWS, WINDOW_MS, WorkerRow, snapshot, workers_of_job
 from limpet.task import Lane, State
-from limpet.url import digest16, host_id, shard_of
+from limpet.url import authority_of, digest16, host_id, shard_of
 
 #: Tasks up to which everything is counted at each call: a quarter of a second.
 WHOLE_MAX = 200_000
@@ -124,6 +126,8 @@ class Status:
     sealed: Sealed | None = None  # its tasks and tries were removed
     oldest_transaction: OldTransaction | None = None  # of anybody's, on a server
     scheme_twins: int | None = None  # tasks that differ from another only in http and https
+    money: Balance | None = None  # of a job that costs, or has a budget
+    marks: list[MarkRow] = field(default_factory=list)
 
     @property
     def open(self) -> int:
@@ -144,6 +148,7 @@ def status(store: Store, job: jobs.Job, *, whole: bool | None = None) -> Status:
         lanes = {str(lane): _lane(db, job.id, lane) for lane in (Lane.RUNNING, Lane.WAITING, Lane.SUSPECT, Lane.PARKED)}
         dead: dict[str, int] = dict(db.rows("view_dead", job=job.id))
         seal = sealed_of(db, job.id)
+        is_complete = standing(db, job.id).is_complete
         states, oldest = _states_whole(db, job.id) if whole else (_states_of_books(db, job.id, books, lanes, sum(dead.values())), None)
         found = Status(
             job=job,
@@ -158,13 +163,15 @@ def status(store: Store, job: jobs.Job, *, whole: bool | None = None) -> Status:
             requests=_requests(db, job.id),
             records=_records(db, job),
             watermarks=[tuple(row) for row in db.rows("watermarks", job=job.id)],
-            is_complete=standing(db, job.id).is_complete,
+            is_complete=is_complete,
             lock_holder=getattr(store.db, "lock_holder", str)(),
             waiting_hosts=_waiting_hosts(db, job, books.now_ms),
             oldest_open_ms=oldest,
             skipped_by_reason=dict(db.rows("view_skipped", job=job.id)) if whole else None,
             hosts=_hosts(db, job) if whole else None,
             scheme_twins=_scheme_twins(db, job) if whole and not job.profile.merge_scheme else None,
+            money=balance(db, job, books.now_ms, whole=whole),
+            marks=marks_of_job(db, job, is_complete=is_complete, whole=whole),
         )
     return replace(found, oldest_transaction=oldest_transaction(store.db))
 
@@ -249,12 +256,21 @@ def _hosts(db: Database, job: jobs.Job) -> list[HostRow]:
 
 
 def _folded(rows: list[HostRow]) -> list[HostRow]:
-    """The 64 hosts of ours on which a handler's calls lie are one line: `ranks (calls)`."""
+    """The 64 hosts of ours on which a handler's calls lie are one line."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
-        name, plus, _ = row.authority.rpartition("+")
-        found[f"{name} (calls)" if plus else row.authority].update(row.states)
+        found[provider_of(row.authority)].update(row.states)
     return [HostRow(authority, dict(states)) for authority, states in found.items()]
+
+
+def provider_of(authority: str) -> str:
+    """What people know a host by: itself, and `ranks (calls)` for each of those on which a handler's calls lie.
+
+    >>> provider_of("ranks+07"), provider_of("shop.example:8080")
+    ('ranks (calls)', 'shop.example:8080')
+    """
+    name, plus, _ = authority.rpartition("+")
+    return f"{name} (calls)" if plus else authority
 
 
 def _authority(db: Database, job: jobs.Job, host: int, task: int) -> str:

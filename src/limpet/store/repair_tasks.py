@@ -17,9 +17,9 @@ from limpet.store.dialect import quote
 from limpet.store.proofs import Finding, Remedy
 from limpet.store.repair_work import Work
 from limpet.store.verify_history import Account, History, histories, misplaced, not_running, recount, unlawful, wrong_lane
-from limpet.store.verify_tasks import authority_of, corrected
+from limpet.store.verify_tasks import corrected
 from limpet.task import CLAIMABLE, Lane, State, lane_of
-from limpet.url import canonicalise, digest16, host_id
+from limpet.url import authority_of, canonicalise, digest16, host_id
 
 #: Rank = depth - priority * 2**20 (commit.py, `_link_row`).
 _DEPTHS = 2**20

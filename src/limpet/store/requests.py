@@ -15,7 +15,7 @@ from limpet.batch import Kind, Part, canonical_json
 from limpet.errors import OwnershipLost, UsageError
 from limpet.store import jobs, lease
 from limpet.store.opening import Store
-from limpet.store.sealing import refuse_sealed
+from limpet.store.sealing import refuse_sealed, sealed_of
 from limpet.task import ShardId
 
 #: Bytes of a request's argument: it is read with each batch until it is done with.
@@ -71,10 +71,21 @@ def apply(store: Store, *, clock: Callable[[], float] = time.monotonic) -> Appli
 
     Raises OwnershipLost where a shard is lost meanwhile: what was committed before stays, the rest is still asked.
     """
+    return _take(store, _waiting(store, _job(store)), clock)
+
+
+def free_money(store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Give back what shards of a complete job hold unused, whose owner is dead: other jobs on that day can have it."""
     job = _job(store)
-    waiting = _waiting(store, job)
+    held = {ShardId(row[0]) for row in store.db.rows("held_allowances", job=job.id)}
+    if held and sealed_of(store.db, job.id) is None:
+        _take(store, held, clock)
+
+
+def _take(store: Store, waiting: set[ShardId], clock: Callable[[], float]) -> Applied:
     if not waiting:
         return Applied(0, 0, ())
+    job = _job(store)
     lease.Watch(clock).look(store.db, "")
     if all(row.owner_lives for row in lease.shards(store.db, job.id) if row.shard in waiting):
         return Applied(0, 0, tuple(map(int, sorted(waiting))))  # a further worker would only make the others share anew

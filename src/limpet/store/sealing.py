@@ -7,10 +7,13 @@ datasets, its tallies, registers and marks stay.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from limpet.errors import UsageError
 from limpet.store.dialect import Database
-from limpet.store.jobs import Job
+
+if TYPE_CHECKING:
+    from limpet.store.jobs import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,9 @@ def sealed_of(db: Database, job: int) -> Sealed | None:
     return Sealed(int(at_ms), int(tasks), int(done), int(skipped), int(dead), int(charged), bytes(vector))
 
 
-def refuse_sealed(db: Database, job: Job) -> None:
-    """UsageError where nothing can be asked of the job any more."""
+def refuse_sealed(db: Database, job: Job, *, so: str = "") -> None:
+    """UsageError where nothing can be asked of the job any more; `so` is what cannot be done therefore."""
     if sealed_of(db, job.id) is not None:
-        raise UsageError(f"job {job.name} is sealed: `limpet gc` has removed its tasks; a new slot (--slot) collects again")
+        raise UsageError(
+            f"job {job.name} is sealed: `limpet gc` has removed its tasks{f', so {so}' if so else ''}; a new slot (--slot) collects again"
+        )

@@ -2,25 +2,29 @@
 
 A tally has a row for each shard, written under the fence that is held anyway, and is summed on reading. A register is a
 history: a write is the next version, on the condition that the version which the handler read is still the last; where it
-is not, the task runs again, and no other. A high-water mark moves once, when its sweep is complete and nothing of it is
-dead: until then there are candidates, for each shard. Invariant: I9.
+is not, the task runs again, and no other. A high-water mark moves once, when its sweep is complete and nothing of it was
+left unread: until then there are candidates, for each shard. Invariant: I9.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from limpet.batch import Part, RegisterWrite, Result, Seen
-from limpet.mark import decode, less
+from limpet.mark import decode, kind_of, sorts_before
 from limpet.store.dialect import Database
 from limpet.store.jobs import Job
+from limpet.store.sealing import sealed_of
 from limpet.task import Outcome, TaskId
 
 #: In a ledger row's deltas: "~tally/<name>": [how much it changed].
 TALLY = "~tally/"
+
+#: Rows of tasks that are looked at in one statement, so that none of them takes long.
+TASKS_CHUNK = 10_000
 
 
 class RegistersLost(Exception):
@@ -102,10 +106,27 @@ def _merged(results: Iterable[Result]) -> dict[tuple[str, str], Seen]:
 
 
 def merge(one: Seen, other: Seen) -> Seen:
-    """Both together: the lower low and the higher high."""
-    low = other.low if less(other.low, one.low) else one.low
-    high = other.high if less(one.high, other.high) else one.high
+    """Both together: the lower low and the higher high. Values of two types stay apart: low has another type than high then."""
+    low = other.low if sorts_before(other.low, one.low) else one.low
+    high = other.high if sorts_before(one.high, other.high) else one.high
     return Seen(one.name, one.handler, low, high, one.count + other.count, one.gaps or other.gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What keeps a mark where it is although its sweep is complete. False where nothing does; its text is for people."""
+
+    dead: int = 0  # dead tasks of its handlers
+    skipped: tuple[tuple[str, int], ...] = ()  # and those of which Limpet read nothing: (reason, how many)
+    types: tuple[str, ...] = ()  # of its values, where there are several: they have no order
+
+    def __bool__(self) -> bool:
+        return bool(self.dead or self.skipped or self.types)
+
+    def __str__(self) -> str:
+        dead = [f"dead tasks of its handlers: {self.dead}"] if self.dead else []
+        types = [f"values of several types: {', '.join(self.types)}"] if self.types else []
+        return "; ".join([*dead, *(f"skipped as {reason}: {number}" for reason, number in self.skipped), *types])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,37 +134,92 @@ class Moved:
     """What became of one mark when its sweep was complete."""
 
     name: str
-    value: str = ""  # where it is now; "" where it did not move
+    value: str = ""  # where it is now; "" where it is held back
     gap: str = ""  # what lies between this sweep and the one before, unseen
-    held_back: int = 0  # dead tasks that keep it where it was
+    held: Held = Held()
 
 
-def move_marks(db: Database, job: Job) -> list[Moved]:
-    """Move the marks of a job that is complete, once: to the largest candidate, unless a task of its handlers is dead.
+#: From a task's text to the handler that the routes lead to; "" where that is not known.
+HandlerOf = Callable[[str], str]
 
-    Any number of workers may call this at once: a version is written by whoever is first.
+
+def _any_handler(text: str) -> str:
+    return ""
+
+
+def move_marks(db: Database, job: Job, handler_of: HandlerOf = _any_handler) -> list[Moved]:
+    """Move the marks of a job that is complete, once: to the largest candidate, unless tasks of its handlers were left unread.
+
+    Any number of workers may call this at once: a version is written by whoever is first. Of a sealed job nobody can say any
+    more what was left unread: its marks stay.
     """
+    sweeps = sweeps_of(db, job)
+    if not sweeps or sealed_of(db, job.id) is not None:
+        return []
+    last = {name: _last(db, job, name)[1] for name in sweeps}
+    is_any_behind = any(_is_behind(last[name], seen) for name, (seen, _) in sweeps.items())
+    unread = _unread(db, job.id, handler_of) if is_any_behind else {}
+    return [_move(db, job, seen, held_back(seen, handlers, last[name], unread)) for name, (seen, handlers) in sorted(sweeps.items())]
+
+
+def held_back(seen: Seen, handlers: Iterable[str], last: str, unread: Mapping[str, Counter[str]]) -> Held:
+    """What keeps a mark from the highest value that its sweep saw."""
+    why: Counter[str] = sum((unread.get(handler, Counter()) for handler in {"", *handlers}), Counter())
+    dead = why.pop("", 0)
+    return Held(dead, tuple(sorted(why.items())), _types(seen, last))
+
+
+def _types(seen: Seen, last: str) -> tuple[str, ...]:
+    types = {kind_of(value) for value in (seen.low, seen.high, last) if value}
+    return tuple(sorted(types)) if len(types) > 1 else ()
+
+
+def _is_behind(last: str, seen: Seen) -> bool:
+    return not last or bool(_types(seen, last)) or sorts_before(last, seen.high)
+
+
+def _unread(db: Database, job: int, handler_of: HandlerOf) -> dict[str, Counter[str]]:
+    """Tasks that are over and of which no handler has read anything: handler -> ("" for a dead one, or why it was skipped) -> how many.
+
+    "" stands for the handlers of routes that are not known.
+    """
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    row = db.one("verify_bounds", job=job)
+    after, high = (int(row[2]) - 1, int(row[3])) if row and row[2] is not None else (0, 0)
+    while after < high:
+        ((upto,),) = db.rows("verify_chunk", after=after, most=TASKS_CHUNK)
+        if upto is None:
+            break
+        for handler, text, why in db.rows("unread_tasks", job=job, after=after, upto=upto):
+            found[str(handler) or handler_of(str(text))][str(why)] += 1
+        after = int(upto)
+    return found
+
+
+def sweeps_of(db: Database, job: Job) -> dict[str, tuple[Seen, set[str]]]:
+    """What a job's sweep has seen so far: mark -> (all of it, the handlers that saw it)."""
     sweeps: dict[str, tuple[Seen, set[str]]] = {}
     for name, handler, low, high, count, gaps in db.rows("candidates_of_job", job=job.id):
-        seen = Seen(name, handler, low, high, count, bool(gaps))
+        seen = Seen(name, handler, low, high, int(count), bool(gaps))
         if name in sweeps:
             sweeps[name] = (merge(sweeps[name][0], seen), sweeps[name][1] | {handler})
         else:
             sweeps[name] = (seen, {handler})
-    return [_move(db, job, seen, handlers) for _, (seen, handlers) in sorted(sweeps.items())]
+    return sweeps
 
 
-def _move(db: Database, job: Job, seen: Seen, handlers: set[str]) -> Moved:
-    dead = sum(int((db.one("dead_of_handler", job=job.id, handler=handler) or (0,))[0]) for handler in sorted(handlers))
-    if dead:
-        return Moved(seen.name, held_back=dead)
+def _move(db: Database, job: Job, seen: Seen, held: Held) -> Moved:
+    version, last, _ = _last(db, job, seen.name)
+    if not _is_behind(last, seen):
+        return Moved(seen.name, value=last)
+    if held:
+        return Moved(seen.name, held=held)
     before = {str(name): str(value) for name, value in db.rows("marks_before", spider=job.spider, at_ms=job.created_ms, job=job.id)}
     since = before.get(seen.name, "")
-    gap = f"nothing between {decode(since)} and {decode(seen.low)} was seen" if seen.gaps and since and less(since, seen.low) else ""
+    is_gap = seen.gaps and since and sorts_before(since, seen.low)
+    gap = f"nothing between {decode(since)} and {decode(seen.low)} was seen" if is_gap else ""
     while True:
-        row = db.one("last_mark", spider=job.spider, name=seen.name)
-        version, last = (int(row[0]), str(row[1])) if row else (0, "")
-        if last and not less(last, seen.high):
+        if last and not sorts_before(last, seen.high):
             return Moved(seen.name, value=last, gap=gap)
         db.begin()
         try:
@@ -152,9 +228,72 @@ def _move(db: Database, job: Job, seen: Seen, handlers: set[str]) -> Moved:
         except BaseException:
             db.rollback()
             raise
+        version, last, _ = _last(db, job, seen.name)
+        if types := _types(seen, last):  # somebody else's sweep, meanwhile
+            return Moved(seen.name, held=Held(types=types))
+
+
+def _last(db: Database, job: Job, name: str) -> tuple[int, str, int]:
+    """Version and value of a mark, and the job that moved it there; (0, "", 0) before the first."""
+    row = db.one("last_mark", spider=job.spider, name=name)
+    return (int(row[0]), str(row[1]), int(row[2])) if row else (0, "", 0)
 
 
 # -- reading ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRow:
+    """One high-water mark, as a job sees it. Values are "type:text"; "" before the first."""
+
+    name: str
+    value: str  # where it is now
+    low: str = ""  # the lowest value that this job's sweep saw so far
+    high: str = ""
+    seen: int = 0  # how many values it saw; of two pages the same value counts twice
+    is_moved: bool = False  # by this job's sweep, last
+    gap: str = ""  # what its move left behind, unseen
+    held: str | None = ""  # why it stays where it is; None where that was not asked for
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the sweep saw what is beyond the mark."""
+        return bool(self.seen) and (not self.value or sorts_before(self.value, self.high))
+
+
+def marks_of_job(db: Database, job: Job, *, is_complete: bool, whole: bool = True) -> list[MarkRow]:
+    """The marks that a job's sweep has seen values of; while it goes on those of its spider that it has seen none of, too.
+
+    `whole`: find out what holds a mark back that stays behind a complete sweep, which looks at every task of the job.
+    """
+    sweeps = sweeps_of(db, job)
+    names = {*sweeps}
+    if not is_complete:
+        names |= {str(name) for name, _ in db.rows("marks_before", spider=job.spider, at_ms=job.created_ms, job=job.id)}
+    rows = {name: _mark_row(db, job, name, sweeps[name][0] if name in sweeps else None) for name in sorted(names)}
+    staying = {name for name, row in rows.items() if row.is_behind and not row.is_moved} if is_complete else set()
+    is_sealed = bool(staying) and sealed_of(db, job.id) is not None
+    unread = _unread(db, job.id, _any_handler) if staying and whole and not is_sealed else {}
+    for name in staying:
+        if is_sealed:
+            rows[name] = replace(rows[name], held="its tasks were removed before it moved")
+        elif held := held_back(*sweeps[name], rows[name].value, unread):
+            rows[name] = replace(rows[name], held=str(held))
+        elif not whole:
+            rows[name] = replace(rows[name], held=None)
+    return list(rows.values())
+
+
+def _mark_row(db: Database, job: Job, name: str, seen: Seen | None) -> MarkRow:
+    version, value, mover = _last(db, job, name)
+    if seen is None:
+        return MarkRow(name, value)
+    types = _types(seen, value)
+    found = MarkRow(name, value, seen.low, seen.high, seen.count, held=str(Held(types=types)) if types else "")
+    if mover != job.id or types:
+        return found
+    gaps = (str(row[4]) for row in db.rows("marks_of_spider", spider=job.spider) if (row[0], int(row[1])) == (name, version))
+    return replace(found, is_moved=True, gap=next(gaps, ""))
 
 
 def tallies(db: Database, job: int) -> dict[str, int]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
+from zoneinfo import ZoneInfo
 
 from limpet.schedule import Schedule
 from limpet.store import jobs, lease
@@ -86,6 +88,12 @@ def schedule_of(db: Database, spider: str) -> Schedule | None:
     """The schedule with which a spider was run last; None where it had none."""
     row = db.one("slots_read_schedule", name=_name_of(spider))
     return Schedule.from_json(row[0]) if row else None
+
+
+def today(db: Database, spider: str, now_ms: int) -> str:
+    """The day that it is in the zone of a spider's schedule."""
+    schedule = schedule_of(db, spider)
+    return datetime.fromtimestamp(now_ms / 1000, ZoneInfo(schedule.tz) if schedule else UTC).date().isoformat()
 
 
 def remember(db: Database, spider: str, schedule: Schedule) -> None:

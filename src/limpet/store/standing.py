@@ -143,8 +143,8 @@ class Counts:
 
 def counts_of(db: Database, job: int) -> Counts:
     """Sums over the ledger, less what people put back: exact, and as fast for 20 million tasks as for a thousand."""
-    sums = db.one("ledger_sums", job=job) or (0, 0, 0)
-    back: dict[str, int] = dict(db.rows("put_back_by_outcome", job=job))
+    sums = [int(each) for each in db.one("ledger_sums", job=job) or (0, 0, 0)]  # sums are decimals on some servers
+    back = {str(outcome): int(tasks) for outcome, tasks in db.rows("put_back_by_outcome", job=job)}
     dead = db.one("count_dead", job=job) or (0,)
     seal = sealed_of(db, job)
     records: dict[str, int] = {}

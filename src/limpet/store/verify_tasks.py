@@ -19,7 +19,7 @@ from limpet.store.dialect import Database, Row
 from limpet.store.proofs import Evidence, several
 from limpet.store.verify_books import BATCHES, pieces, watermarks_now
 from limpet.store.verify_history import History, histories, is_due_late, misplaced, not_running, over_cap, recount, unlawful
-from limpet.url import digest16, host_id
+from limpet.url import authority_of, digest16, host_id
 
 #: A deal of odd tasks in a range that makes it cheaper to read the histories of all its tasks at once.
 ODD_SHARE = 0.2
@@ -219,15 +219,6 @@ class KeyProof:
                 faults["rank"] = "its rank does not follow from its priority and depth"
         for fault, why in faults.items():
             self._evidence.report.add(fault, f"task {task} of shard {shard}: {why}", shard=shard, n=n, task=task)
-
-
-def authority_of(text: str) -> str:
-    """The authority in a task's key text, with or without a method before the URL.
-
-    >>> authority_of("http://a.test:81/x"), authority_of("POST http://a.test/ 1f")
-    ('a.test:81', 'a.test')
-    """
-    return text.partition("://")[2].partition("/")[0]
 
 
 def _prove_lone_texts(evidence: Evidence, after: int, upto: int, tasks: int) -> None:

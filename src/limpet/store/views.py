@@ -16,7 +16,7 @@ from limpet.store.dialect import Database, Value, quote
 from limpet.store.frontier import reason_matches
 from limpet.store.opening import Store, open_store
 from limpet.store.tables import load_tables
-from limpet.url import digest16, host_id, shard_of
+from limpet.url import authority_of, digest16, host_id, shard_of
 
 #: Rows read at a time.
 PAGE_ROWS = 500
@@ -212,15 +212,6 @@ def _emitted(db: Database, job: jobs.Job, task: int) -> dict[str, list[str]]:
         for name, table in tables.items()
     }
     return {name: keys for name, keys in found.items() if keys}
-
-
-def authority_of(text: str) -> str:
-    """The authority in a key text, which may begin with a method.
-
-    >>> authority_of("POST http://e.test:81/a -")
-    'e.test:81'
-    """
-    return text.partition("://")[2].partition("/")[0].partition("?")[0].partition(" ")[0]
 
 
 def find_robots(db: Database, job: jobs.Job, origin: str, authority: str) -> RobotsStory | None:
