@@ -96,9 +96,9 @@ for at in sys.argv[2:]:
 @pytest.mark.slow
 def test_eight_processes_that_trigger_a_slot_at_once_make_one_job(databases: Databases, tmp_path: Path) -> None:
     """Ten slots, one after the other, two on a server: each page is asked for once a slot, and every process exits with 0."""
-    slots = 10 if databases.name == "sqlite" else 2
+    slots, lease_s = (10, 120) if databases.name == "sqlite" else (2, 60)  # long: a busy machine starves nobody
     with daily(tmp_path, products=30, db=databases.ready()) as prices:
-        words = json.dumps(["schedule", str(prices.file), "--db", prices.db, "--quiet", "--lease", "120"])  # a busy machine starves nobody
+        words = json.dumps(["schedule", str(prices.file), "--db", prices.db, "--quiet", "--lease", str(lease_s)])
         instants = [f"2026-11-{day:02}T18:00:00Z" for day in range(1, slots + 1)]
         ended = subprocess.run([sys.executable, "-c", EIGHT, words, *instants], capture_output=True, text=True, check=False, timeout=600)
         assert ended.returncode == 0, ended.stderr
@@ -202,7 +202,7 @@ def test_today_is_the_slot_of_the_spiders_zone_in_every_command(limpet: Limpet, 
 
 
 def test_what_cannot_be_scheduled_is_refused(limpet: Limpet, tmp_path: Path) -> None:
-    """No schedule, an instant without a zone, a slot that is not due yet."""
+    """No schedule, an instant without a zone or at the end of time, a slot that is not due yet."""
     with daily(tmp_path, "", products=1) as prices:
         ended = limpet("schedule", prices.file)
         assert ended.code == 2
@@ -211,6 +211,9 @@ def test_what_cannot_be_scheduled_is_refused(limpet: Limpet, tmp_path: Path) -> 
     with daily(tmp_path, products=1) as prices:
         assert limpet("schedule", prices.file, "--at", "2026-11-30T00:00:00").code == 2
         assert limpet("schedule", prices.file, "--at", "yesterday").code == 2
+        for instant in ("9999-12-31T23:59:59Z", "0001-01-01T00:00:00+08:00"):
+            ended = limpet("schedule", prices.file, "--at", instant)
+            assert (ended.code, "expected a year from 1970 to 9989" in ended.err) == (2, True)
         ended = limpet("backfill", prices.file, "--from", "2026-11-29", "--to", "2026-12-01", "--at", NOW)
         assert ended.code == 2
         assert "2026-12-01 is not due before 2026-11-30 16:30 UTC; the last one was 2026-11-30" in ended.err
@@ -320,3 +323,22 @@ def test_a_daemon_goes_on_with_a_slot_whose_worker_died(prices: Daily) -> None:
     store = open_store(prices.db, create=False, readonly=True)
     assert store.db.rows_text("SELECT COUNT(*) FROM job") == [(1,)]
     store.close()
+
+
+@on_sqlite
+@pytest.mark.slow
+def test_a_daemon_asks_a_start_that_gave_nothing_again(limpet: Limpet, prices: Daily) -> None:
+    """The file that it reads was filled after the slot was due."""
+    listed = prices.file.with_name("listed.txt")
+    start = f"\n\n@prices.start\nasync def listed():\n    with open({str(listed)!r}) as lines:\n        for line in lines:\n            yield line.strip()\n"
+    own = f'start=["{prices.site.origin()}/"], '
+    prices.file.write_text(prices.file.read_text(encoding="utf-8").replace(own, "") + start, encoding="utf-8")
+    listed.write_text("")
+    assert limpet("schedule", prices.file, "--db", prices.db, "--at", NOW).code == 6
+    listed.write_text(prices.site.url("/p/1\n"))
+    child = prices.start("schedule", "--daemon", "--at", NOW)
+    try:
+        until(lambda: prices.states() == {"2026-11-30": "finished"}, child)
+    finally:
+        child.kill()
+        child.communicate()

@@ -94,6 +94,7 @@ def test_no_log_and_no_row_of_a_run_holds_a_key(limpet: Limpet, words: list[str]
     assert "n=1&api_key=***" in said[2].out
     for ended in said:
         assert SECRET not in ended.out + ended.err
+    assert limpet("verify", "--db", "paid.db", "--slot", "2026-11-29", "--full").code == 0
     assert places_of(tmp_path / "paid.db", "api_key=***") >= {"attempt.detail", "kept.url"}
     assert not places_of(tmp_path / "paid.db", SECRET)
 

@@ -264,12 +264,15 @@ async def test_a_post_that_must_stay_a_post_is_followed_inside() -> None:
 
 
 async def test_credentials_do_not_leave_their_origin() -> None:
-    """Fetch standard, HTTP-redirect fetch, step 13; the task's own cookies too."""
+    """Fetch standard, HTTP-redirect fetch, step 13; the task's own cookies too, and other headers that are named so."""
     request = Request("http://a/1", headers=(("Authorization", "secret"), ("X-Own", "1")), cookies=(("s", "1"),))
     jar = Jar()
     jar.take(redirect("http://a/1", "http://b/2", ("Set-Cookie", "t=2")))
     away = next_request(request, redirect("http://a/1", "http://b/2"), "http://b/2", jar)
     assert (away.headers, away.cookies) == ((("X-Own", "1"),), ())
+    named = Request("http://a/1", headers=(("X-Api-Key", "secret"), ("X-Call", "1"), ("Accept-Language", "no")))
+    away = next_request(named, redirect("http://a/1", "http://b/2"), "http://b/2", Jar(), private=frozenset({"x-call"}))
+    assert away.headers == (("Accept-Language", "no"),)
     home = next_request(request, redirect("http://a/1", "/2"), "http://a/2", jar)
     assert (home.headers, home.cookies) == (request.headers, (("s", "1"), ("t", "2")))
 

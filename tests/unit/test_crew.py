@@ -27,7 +27,7 @@ def asked(*words: str) -> argparse.Namespace:
 
 
 def test_a_crew_is_told_every_flag_and_no_password_is_on_its_command_line() -> None:
-    """Settings and the address go by the environment, which `ps` does not show to others; the rest are words that `worker` knows."""
+    """Settings, parameters and the address go by the environment, which `ps` does not show to others; the rest `worker` knows."""
     words = ["run", "shop.py", "--workers", "3", "--delay", "2", "--no-robots", "--solo-backoff", "5,120", "--user-agent", "me/1"]
     args = asked(*words, "--param", "country=fr", "--slot", "2026-12-01", "--log-format", "json", "--debug")
     crew = crew_of(args, Settings(), "postgresql://me:secret@db/crawl")
@@ -38,7 +38,8 @@ def test_a_crew_is_told_every_flag_and_no_password_is_on_its_command_line() -> N
     assert told == {"DB": address, "DELAY_S": "2.0", "ROBOTS": "false", "SOLO_BACKOFF_S": "5.0,120.0", "USER_AGENT": "me/1"}
     assert "LIMPET_CONCURRENCY" not in crew.environment
     worker = parser().parse_args([*crew.command[3:]])
-    assert (worker.command, worker.file, worker.slot, worker.param) == ("worker", "shop.py", "2026-12-01", [("country", "fr")])
+    assert (worker.command, worker.file, worker.slot, worker.param) == ("worker", "shop.py", "2026-12-01", [])
+    assert json.loads(crew.environment["LIMPET_PARAMS"]) == {"country": "fr"}
     assert (worker.json, worker.debug, worker.log_format) == (True, True, "json")
 
 

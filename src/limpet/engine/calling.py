@@ -24,7 +24,6 @@ from limpet.errors import Blocked, FetchError, Skip, UsageError
 from limpet.fetch.message import Answer
 from limpet.fetch.message import Request as Sent
 from limpet.fetch.page import Page
-from limpet.fetch.redirects import Content, follow
 from limpet.fetch.status import Meaning, verdict_of
 from limpet.settings import Settings
 
@@ -305,6 +304,7 @@ class _Meter:
 
 async def _followed(meter: _Meter, request: Sent, hops_max: int, idempotency_header: str) -> Answer:
     """The answer at the end of all redirects. A key of idempotency is between us and the one who was asked first, like a credential."""
+    from limpet.fetch.redirects import Content, follow  # brings the HTTP client, for which whoever describes a spider does not wait
 
     async def no_matter(_: object) -> Any:
         return None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from limpet.credentials import hidden
 from limpet.store.dialect import Database, Row
 from limpet.store.jobs import Job
 
@@ -88,7 +89,7 @@ class Alert:
 def text_of(kind: str, job: Job, detail: str, place: str) -> str:
     """What people read: the job and what is the matter; the details; what to do; where."""
     headline, advice = KINDS[kind]
-    told = _CONTROLS.sub(" ", detail)
+    told = _CONTROLS.sub(" ", hidden(detail))
     told = told if len(told) <= TEXT_CHARS_MAX else told[: TEXT_CHARS_MAX - 1] + "…"
     return f"{job.name}: {headline}\n{told}\n{advice}\nJob {job.id} in {place}."
 
