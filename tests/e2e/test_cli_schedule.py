@@ -330,7 +330,8 @@ def test_a_daemon_goes_on_with_a_slot_whose_worker_died(prices: Daily) -> None:
 def test_a_daemon_asks_a_start_that_gave_nothing_again(limpet: Limpet, prices: Daily) -> None:
     """The file that it reads was filled after the slot was due."""
     listed = prices.file.with_name("listed.txt")
-    start = f"\n\n@prices.start\nasync def listed():\n    with open({str(listed)!r}) as lines:\n        for line in lines:\n            yield line.strip()\n"
+    start = f"\n\n@prices.start\nasync def listed():\n    with open({str(listed)!r}) as lines:\n        for line in lines:\n"
+    start += "            yield line.strip()\n"
     own = f'start=["{prices.site.origin()}/"], '
     prices.file.write_text(prices.file.read_text(encoding="utf-8").replace(own, "") + start, encoding="utf-8")
     listed.write_text("")

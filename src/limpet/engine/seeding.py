@@ -34,7 +34,7 @@ class Seeded:
 
 
 def seed(store: Store, spider: Spider, slot: str, source: Source, *, told: Callable[[int], None] = lambda new: None) -> Seeded:
-    """Make or join the job, and read the source. Raises UsageError for a row that nobody could read, and StoreError."""
+    """Make or join the job, and read the source. Raises UsageError for a file that cannot be read and a sealed job, and StoreError."""
     job = store.join(spider=spider.name, slot=slot, profile=spider.profile, sources=[source])
     row = _row_of(store, job.id, source)
     if row.closed:

@@ -60,13 +60,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A list of starts: inline, or a file on one machine."""
+    """A list of starts: inline, a start generator, or a file on one machine."""
 
-    kind: str  # list | file
+    kind: str  # list | given | generator | file | csv
     digest: bytes
-    payload: str = ""  # kind list: a JSON array
-    place: str = ""  # kind file: its path
-    host: str = ""  # kind file: the machine that has it
+    payload: str = ""  # a JSON array of the starts; of a generator and a csv, an object
+    place: str = ""  # of a file: its path
+    host: str = ""  # of a file: the machine that has it
 
     def told(self) -> str:
         """What it gives, for people."""
