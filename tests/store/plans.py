@@ -44,6 +44,7 @@ HOT = {
     "verify_odd_tried": {"attempt.n", "task.id", "attempt.try", "revisit.task"}, "verify_lone_texts": {"task_text.id", "task.id"},
     "verify_histories": {"task.id", "attempt.try", "revisit.task", "ledger.n"}, "verify_claims": {"ledger.n", "task.open"},
     "verify_stamps": {"attempt.n", "ledger.n", "revisit.n"},
+    "reserved_charges": {"charge.open", "charge.try"}, "unknown_in_shard": {"charge.open", "charge.try"}, "money_left": {"charge.open"},
 }  # fmt: skip
 
 #: Index of a long table -> what it is called by each database.
@@ -55,11 +56,13 @@ NAMED = {
     "attempt.n": ("PRIMARY KEY", "attempt_pkey", "PRIMARY"), "attempt.try": ("sqlite_autoindex_attempt_2", "attempt_task_try_key", "task"),
     "revisit.n": ("PRIMARY KEY", "revisit_pkey", "PRIMARY"), "revisit.task": ("revisit_task", "revisit_task", "revisit_task"),
     "request.open": ("request_open", "request_open", "request_open"),
+    "charge.try": ("PRIMARY KEY", "charge_pkey", "PRIMARY"), "charge.open": ("charge_open", "charge_open", "charge_open"),
 }  # fmt: skip
 LONG = {name.partition(".")[0] for name in NAMED}
 
 #: What the hot statements call the long tables.
-ALIASES = {"t": "task", "c": "task", "x": "task_text", "a": "attempt", "b": "attempt", "l": "ledger", "r": "revisit"}
+ALIASES = {"t": "task", "c": "task", "x": "task_text", "a": "attempt", "b": "attempt", "l": "ledger", "r": "revisit",
+           "m": "charge", "p": "charge"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ class Filled:
 
 
 _VALUES: Mapping[str, object] = {
-    "shard": 5, "host": 5 * HOSTS, "n": 12, "solo": 0, "most": 100, "lane": "waiting", "owner": "w", "key": b"0" * 16, "suspect_after": 3,
+    "name": "job:1", "shard": 5, "host": 5 * HOSTS, "n": 12, "solo": 0, "most": 100, "lane": "waiting", "owner": "w", "key": b"0" * 16,
+    "suspect_after": 3,
 }  # fmt: skip
 
 
@@ -157,6 +161,11 @@ def _contents(database: str, tasks: int) -> Iterator[tuple[str, str, str, int]]:
     )  # fmt: skip
     yield "revisit", "job, shard, n, task, after_try", f"1, {shard}, {n} + 2, 50 * i + 1, 1", ended // 50
     yield "request", "job, shard, what, argument, who, at_ms, applied_n", f"1, {shard}, 'retry', '{{}}', 'me', 0, {n}", tasks // 20
+    yield (
+        "charge", "job, shard, task, try, handler, host, day, state, reserved, amount, requests, reason, n, at_ms",
+        f"1, {shard}, i + 1, 1, 'ask', 'api.test', '', "
+        f"CASE i % 5000 WHEN 0 THEN 'unknown' WHEN 1 THEN 'reserved' ELSE 'charged' END, 1, 1, 1, '', {n} + 1, 0", ended,
+    )  # fmt: skip
     low = f"(i {over} {SHARDS}) * {SHARDS * PER_BATCH}"
     yield (
         "ledger",

@@ -353,10 +353,8 @@ def _beside(status: Status) -> list[str]:
 def _money(money: Balance) -> list[str]:
     lines = [purse_text(purse) for purse in (money.job, money.day) if purse is not None]
     if money.unknown:
-        what = f"{count(money.unknown, 'unknown charge')} of {_credits(money.unknown_amount or 0)}"
+        what = f"{count(money.unknown, 'unknown charge')} of {_credits(money.unknown_amount)}"
         lines.append(f"{what}: `limpet cost settle` says what they came to")
-    if money.unknown is None:
-        lines.append("unknown charges: not counted, there are many tasks; --full counts them")
     return lines
 
 

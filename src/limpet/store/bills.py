@@ -67,16 +67,16 @@ class Purse:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The money of a job at one moment. Unknown charges are None where they were not counted."""
+    """The money of a job at one moment: its purse, that of the day, and the charges of unknown outcome."""
 
     job: Purse
     day: Purse | None = None
-    unknown: int | None = None
-    unknown_amount: int | None = None
+    unknown: int = 0
+    unknown_amount: int = 0
 
 
-def balance(db: Database, job: Job, now_ms: int, *, whole: bool) -> Balance | None:
-    """What a job has spent, of which budgets; None where it has neither costs nor budget. `whole`: read its charges too.
+def balance(db: Database, job: Job, now_ms: int) -> Balance | None:
+    """What a job has spent, of which budgets; None where it has neither costs nor budget.
 
     Of a purse all is spent that was drawn from it and that no shard holds unused; no charge is read for that (I8). What other
     jobs of the spider have drawn from a day's purse is spent as far as this job can tell.
@@ -85,12 +85,12 @@ def balance(db: Database, job: Job, now_ms: int, *, whole: bool) -> Balance | No
     if purse is None:
         return None
     held = [Escrow.of(db, job.id, shard) for shard in range(job.shards)]
-    found = unknown(db, job) if whole else None
+    found = [db.rows("unknown_in_shard", job=job.id, shard=shard)[0] for shard in range(job.shards)]
     return Balance(
         Purse(int(purse[1]) - sum(one.allowance for one in held), None if purse[0] is None else int(purse[0])),
         _day(db, job, held, now_ms),
-        None if found is None else len(found),
-        None if found is None else sum(one.reserved for one in found),
+        sum(int(count) for count, _ in found),
+        sum(int(amount) for _, amount in found),
     )
 
 

@@ -170,7 +170,7 @@ def status(store: Store, job: jobs.Job, *, whole: bool | None = None) -> Status:
             skipped_by_reason=dict(db.rows("view_skipped", job=job.id)) if whole else None,
             hosts=_hosts(db, job) if whole else None,
             scheme_twins=_scheme_twins(db, job) if whole and not job.profile.merge_scheme else None,
-            money=balance(db, job, books.now_ms, whole=whole),
+            money=balance(db, job, books.now_ms),
             marks=marks_of_job(db, job, is_complete=is_complete, whole=whole),
         )
     return replace(found, oldest_transaction=oldest_transaction(store.db))

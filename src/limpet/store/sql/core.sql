@@ -219,7 +219,9 @@ SELECT :job, :shard, :n, t.id, t.tries FROM stage_id AS s JOIN task AS t ON t.id
 -- ---------------------------------------------------------------------------------------
 
 -- name: reserved_charges
-SELECT task, try, reserved, day, amount FROM charge WHERE job = :job AND shard = :shard AND state = 'reserved'
+-- By the index of open charges first, and each row by its key then: SQLite would rather read all charges of the shard.
+SELECT m.task, m.try, p.reserved, p.day, p.amount FROM charge AS m CROSS JOIN charge AS p
+ WHERE m.job = :job AND m.shard = :shard AND m.state = 'reserved' AND p.job = m.job AND p.shard = m.shard AND p.task = m.task AND p.try = m.try
 
 -- name: settle_charge
 UPDATE charge SET state = :state, amount = :amount, host = :host, requests = :requests, reason = :reason, n = :n, at_ms = {now_ms},
@@ -278,15 +280,21 @@ UPDATE purse SET granted = granted + :amount WHERE name = :name AND (:amount <= 
 SELECT shard FROM escrow WHERE job = :job AND (allowance > 0 OR day_allowance > 0)
 
 -- name: money_left
--- In one statement: what the purse has left, what is out in allowances, and what is reserved and may yet come back.
+-- In one statement: what the purse has left, what is out in allowances, and what is reserved and may yet come back: shard by shard,
+-- since a range of the index of open charges is one of a shard.
 SELECT (SELECT budget FROM purse WHERE name = :name), (SELECT granted FROM purse WHERE name = :name),
        (SELECT COALESCE(SUM(allowance), 0) FROM escrow WHERE job = :job),
-       (SELECT COUNT(*) FROM charge AS c JOIN shard AS s ON s.job = c.job AND s.shard = c.shard
-         WHERE c.job = :job AND c.state = 'reserved')
+       (SELECT COUNT(*) FROM shard AS s CROSS JOIN charge AS m
+         WHERE s.job = :job AND m.job = s.job AND m.shard = s.shard AND m.state = 'reserved')
 
 -- name: sum_charges
 SELECT handler, host, at_ms - at_ms % 86400000, state, COUNT(*), SUM(amount), SUM(requests), SUM(reserved)
   FROM charge WHERE job = :job GROUP BY handler, host, at_ms - at_ms % 86400000, state
+
+-- name: unknown_in_shard
+-- How many charges of a shard are unknown, and what they may have cost: by the index of open charges, however many others there are.
+SELECT COUNT(*), COALESCE(SUM(p.amount), 0) FROM charge AS m CROSS JOIN charge AS p
+ WHERE m.job = :job AND m.shard = :shard AND m.state = 'unknown' AND p.job = m.job AND p.shard = m.shard AND p.task = m.task AND p.try = m.try
 
 -- name: unknown_charges
 -- With whether another try under the same idempotency key was charged: one between which and this none wanted another answer.

@@ -122,3 +122,10 @@ ON DUPLICATE KEY UPDATE alert.id = alert.id
 UPDATE charge SET state = CASE WHEN amount > 0 THEN 'charged' ELSE 'unknown' END, reason = 'its worker was lost', n = :n, at_ms = {now_ms},
        amount = CASE WHEN amount > 0 THEN amount ELSE reserved END
  WHERE job = :job AND shard = :shard AND state = 'reserved'
+
+-- name: money_left
+-- Differs: this index, since all charges of a shard look like a narrow range to it.
+SELECT (SELECT budget FROM purse WHERE name = :name), (SELECT granted FROM purse WHERE name = :name),
+       (SELECT COALESCE(SUM(allowance), 0) FROM escrow WHERE job = :job),
+       (SELECT COUNT(*) FROM shard AS s CROSS JOIN charge AS m FORCE INDEX (charge_open)
+         WHERE s.job = :job AND m.job = s.job AND m.shard = s.shard AND m.state = 'reserved')
