@@ -154,32 +154,6 @@ def test_what_a_killed_worker_held_is_drawn_anew_under_the_budget_of_the_next(
     paying.limpet("verify", "--full")
 
 
-def test_money_of_a_day_that_a_finished_job_held_at_a_kill_is_there_for_others(
-    collector: New, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed before it gives its shards up: nobody would ever take them over."""
-    provider.failing = 0
-    day, at, held = ("--budget-day", "200"), 3, 0
-    while not held:  # until a kill falls between its last answer and its end
-        at += 1
-        first = asking(collector, provider, tmp_path, "await http.get(api, params=asked)", number=5, flags=(*day, "--slot", f"a{at}"))
-        with monkeypatch.context() as patch:
-            patch.setenv("LIMPET_FAILPOINT", f"after_acknowledge@{at}=kill")
-            assert first.run() == -9
-        is_done = not counted(first.db, "SELECT COUNT(*) FROM task WHERE lane IS NOT NULL") and provider.requests % 5 == 0
-        held = (
-            counted(first.db, "SELECT SUM(day_allowance) FROM escrow")
-            if is_done and counted(first.db, "SELECT SUM(done) FROM ledger")
-            else 0
-        )
-        if not held:
-            assert first.run() in (0, 6)
-    second = asking(collector, provider, tmp_path, "await http.get(api, params=asked)", number=300, flags=(*day, "--slot", "b"))
-    assert first.run() in (0, 6)
-    assert second.run() == 5
-    assert sum(second.costs("outcome").values()) == 200 * CREDIT
-
-
 def test_what_a_sealed_job_cost_stays_known(collector: New, provider: Provider, tmp_path: Path) -> None:
     """Its tries are gone, its sum is not."""
     provider.failing = 0

@@ -177,10 +177,10 @@ def test_a_shard_that_one_purse_has_nothing_for_holds_nothing_of_the_other(hire:
     clean(w)
 
 
-@pytest.mark.parametrize("how", ["grant", "other day", "release"])
+@pytest.mark.parametrize("how", ["grant", "other day", "release", "take-over", "finished"])
 def test_what_a_shard_holds_unused_goes_back_to_the_purses_it_came_from(hire: Hire, how: str) -> None:
-    """Where it is asked to, where its day is over, and where its owner gives it up; what it has spent stays drawn."""
-    w = hire(0)
+    """Where it is asked to, where its day is over, where its owner gives it up or is dead; what it has spent stays drawn."""
+    w, x = hire(0), hire(take=False)
     w.store.set_budget(320 * CREDIT)
     w.seed(call(1, 0))
     first, second = "2026-11-30", "2026-12-01"
@@ -192,6 +192,13 @@ def test_what_a_shard_holds_unused_goes_back_to_the_purses_it_came_from(hire: Hi
         w.commit(w.part(0, grant=Grant()))  # by a run that has no budget of a day
     elif how == "release":
         w.release(0)
+    elif how == "take-over":
+        x.succeed_to(w)
+    elif how == "finished":  # nobody takes it over any more, but the next run gives back what it held
+        requests.free_money(w.store)
+        assert granted(w, charges.day_purse("shop", first)) == 10 * CREDIT, "its owner lives"
+        x.bury(w)
+        requests.free_money(x.store)
     else:
         w.commit(w.part(0, grant=day_grant(second, 160)))
     assert granted(w, charges.day_purse("shop", first)) == CREDIT
