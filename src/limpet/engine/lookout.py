@@ -8,7 +8,7 @@ worker without work made 40 of them a second when it looked by claiming.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from limpet.engine.committer import LOWEST_HOST, Committer, Owned
@@ -53,13 +53,20 @@ class Lookout:
         if not asleep:
             return
         steps = HOSTS_MAX
-        for shard in sorted(asleep, key=lambda shard: (shard <= self._last, shard)):
-            self._last = shard
-            if await self.reading.call(self.reader.db.one, "ready_in_shard", job=self.job.id, shard=shard):
-                steps = await self._ask(asleep[shard], now, steps)
-            if steps <= 0 or self.clock() - now > SPEND_S:
-                break
+        for shard in await self.reading.call(self._ready_among, sorted(asleep, key=lambda shard: (shard <= self._last, shard)), now):
+            steps = await self._ask(asleep[shard], now, steps)
         self._next_s = now + max(LOOK_S, LOOK_SHARE * (self.clock() - now))
+
+    def _ready_among(self, shards: Sequence[ShardId], began_s: float) -> list[ShardId]:
+        """Those of some shards in which something may start at once, as far as the time goes; for the thread that reads."""
+        found = []
+        for shard in shards:
+            self._last = shard
+            if self.reader.db.one("ready_in_shard", job=self.job.id, shard=shard):
+                found.append(shard)
+            if self.clock() - began_s > SPEND_S:
+                break
+        return found
 
     async def _ask(self, owned: Owned, now: float, steps: int) -> int:
         """Go round the shard's hosts that have something ready, until one is short of it; the steps that are left."""
