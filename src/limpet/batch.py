@@ -16,6 +16,7 @@ from hashlib import blake2b
 
 from limpet.credentials import hidden
 from limpet.task import Epoch, Outcome, ShardId, TaskId, TaskKey
+from limpet.url import authority_of
 
 DIGEST_BYTES = 16
 
@@ -173,7 +174,7 @@ class Claim:
     @property
     def authority(self) -> str:
         """Host and port of the canonical text, without the scheme: the name of its pace."""
-        return self.text.partition("://")[2].partition("/")[0]
+        return authority_of(self.text)
 
 
 @dataclass(frozen=True, slots=True)

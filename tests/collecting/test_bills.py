@@ -79,7 +79,7 @@ def test_what_was_paid_is_billed_though_the_try_is_cut_off_in_its_last_words(col
 
 @asking.dead
 async def given_up(task: DeadTask, tx: Tx) -> None:
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 """
     failing = asking(collector, provider, tmp_path, "raise KeyError((await http.get(api, params=asked)).status)", number=4, more=more)
     stop_when(failing, "SELECT CASE WHEN COUNT(*) = 4 THEN 1 ELSE 0 END FROM kept")

@@ -30,7 +30,7 @@ from limpet.batch import CREDIT, Link, canonical_json
 from limpet.engine.request import PAYLOAD_BYTES_MAX, check_json, check_text
 from limpet.errors import UsageError
 from limpet.task import ShardId, TaskKey
-from limpet.url import digest16, host_id
+from limpet.url import authority_of, digest16, host_id
 
 log = logging.getLogger("limpet.calls")
 
@@ -206,8 +206,7 @@ class CallSchema:
         """The task of a call. UsageError, naming handler and argument, for arguments that do not fit."""
         kept = self.encode(arguments)
         whole = self._text({name: kept[name] for name in self.key})
-        authority = whole.removeprefix("call://").partition("/")[0]
-        host = host_id(authority)
+        host = host_id(authority_of(whole))
         payload = canonical_json({"arguments": kept})
         if len(payload.encode()) > PAYLOAD_BYTES_MAX:
             raise UsageError(f"{self.handler}: more than {PAYLOAD_BYTES_MAX:,} bytes of arguments")

@@ -124,7 +124,7 @@ class Paying:
         row = await self.reading.call(self.reader.db.one, "money_left", name=purse, job=self.job.id)
         if row is None or row[0] is None:
             return None
-        return int(row[0]), int(row[0]) - int(row[1]), int(row[3])
+        return int(row[0]), int(row[0]) - int(row[1]), int(row[2])
 
     def _purses(self) -> list[tuple[str, str]]:
         day = self.day()

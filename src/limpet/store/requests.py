@@ -71,7 +71,8 @@ def apply(store: Store, *, clock: Callable[[], float] = time.monotonic) -> Appli
 
     Raises OwnershipLost where a shard is lost meanwhile: what was committed before stays, the rest is still asked.
     """
-    return _take(store, _waiting(store, _job(store)), clock)
+    job = _job(store)
+    return _take(store, job, _waiting(store, job), clock)
 
 
 def free_money(store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,13 +80,12 @@ def free_money(store: Store, *, clock: Callable[[], float] = time.monotonic) -> 
     job = _job(store)
     held = {ShardId(row[0]) for row in store.db.rows("held_allowances", job=job.id)}
     if held and sealed_of(store.db, job.id) is None:
-        _take(store, held, clock)
+        _take(store, job, held, clock)
 
 
-def _take(store: Store, waiting: set[ShardId], clock: Callable[[], float]) -> Applied:
+def _take(store: Store, job: jobs.Job, waiting: set[ShardId], clock: Callable[[], float]) -> Applied:
     if not waiting:
         return Applied(0, 0, ())
-    job = _job(store)
     lease.Watch(clock).look(store.db, "")
     if all(row.owner_lives for row in lease.shards(store.db, job.id) if row.shard in waiting):
         return Applied(0, 0, tuple(map(int, sorted(waiting))))  # a further worker would only make the others share anew

@@ -280,10 +280,9 @@ UPDATE purse SET granted = granted + :amount WHERE name = :name AND (:amount <= 
 SELECT shard FROM escrow WHERE job = :job AND (allowance > 0 OR day_allowance > 0)
 
 -- name: money_left
--- In one statement: what the purse has left, what is out in allowances, and what is reserved and may yet come back: shard by shard,
+-- In one statement: what the purse has left, and what is reserved and may yet come back: shard by shard,
 -- since a range of the index of open charges is one of a shard.
 SELECT (SELECT budget FROM purse WHERE name = :name), (SELECT granted FROM purse WHERE name = :name),
-       (SELECT COALESCE(SUM(allowance), 0) FROM escrow WHERE job = :job),
        (SELECT COUNT(*) FROM shard AS s CROSS JOIN charge AS m
          WHERE s.job = :job AND m.job = s.job AND m.shard = s.shard AND m.state = 'reserved')
 

@@ -126,6 +126,5 @@ UPDATE charge SET state = CASE WHEN amount > 0 THEN 'charged' ELSE 'unknown' END
 -- name: money_left
 -- Differs: this index, since all charges of a shard look like a narrow range to it.
 SELECT (SELECT budget FROM purse WHERE name = :name), (SELECT granted FROM purse WHERE name = :name),
-       (SELECT COALESCE(SUM(allowance), 0) FROM escrow WHERE job = :job),
        (SELECT COUNT(*) FROM shard AS s CROSS JOIN charge AS m FORCE INDEX (charge_open)
          WHERE s.job = :job AND m.job = s.job AND m.shard = s.shard AND m.state = 'reserved')
