@@ -131,7 +131,7 @@ class Seen:
 class Grant:
     """What an owner asks of its job's purse for one shard; alone in its commit, since the purse is one row for all."""
 
-    cost: int = 0  # of the dearest task: less is of no use; 0 to give all of it back
+    cost: int = 0  # of the cheapest task that waits for money: less is of no use; 0 to give all of it back
     day: str = ""  # the day whose purse pays too; "" for none
     day_purse: str = ""
     day_budget: int | None = None  # micro-credits that the day's purse may hold; None for no limit
@@ -281,6 +281,7 @@ class Want:
     after_host: int = -(2**63)  # where the round of hosts goes on
     floors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # host -> (rank, id) up to which it was claimed already
     costs: Mapping[str, int] = field(default_factory=dict)  # handler -> micro-credits reserved for a try
+    prices: Mapping[int, int] = field(default_factory=dict)  # host -> the same, of those on which all tasks are such a handler's
     day: str = ""  # the day whose purse pays too; "" for none
 
 

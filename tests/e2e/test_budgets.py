@@ -35,6 +35,11 @@ async def cheap(n: int, *, http, tx):
     await http.get(paid.params["api"], params={"n": n})
 
 
+@paid.task(key="n")
+async def free(n: int, *, http, tx):
+    tx.tally("free")
+
+
 @paid.start
 async def asked(start):
     for handler, n in json.loads(start.params["calls"]):
@@ -126,14 +131,32 @@ def test_a_run_ends_when_the_least_of_its_budgets_is_used_up(
 
 
 @on_sqlite
-def test_of_two_costs_less_than_the_dearest_is_left_in_the_end(paid: Paid) -> None:
+def test_of_two_costs_less_than_the_cheapest_is_left_in_the_end(paid: Paid) -> None:
     """Which tasks are first is not said; what each shard could not use is put together again."""
     code, _ = paid.run("a", MIXED, "--budget", 6.3)
     assert code == 5
-    assert 6.3 * CREDIT - paid.money("a")["spent_micro"] < CREDIT
+    assert paid.money("a")["spent_micro"] == 6 * CREDIT
     code, ended = paid.run("a", MIXED, "--budget", 15)
     assert (code, ended["done"]) == (0, 20)
     assert paid.site.requests == 20
+
+
+def test_what_costs_nothing_waits_for_no_money(paid: Paid) -> None:
+    """However much lies before it that cannot be paid for."""
+    calls = [(handler, n) for handler in ("dear", "free") for n in range(400)]
+    code, ended = paid.run("a", calls, "--budget", 3)
+    assert (code, ended["done"]) == (5, 403)
+    assert paid.money("a")["spent_micro"] == 3 * CREDIT
+    assert paid.limpet("verify", "--full")[0] == 0
+
+
+@on_sqlite
+def test_a_cheap_task_is_not_held_back_by_a_dear_one(paid: Paid) -> None:
+    """What is left pays for no dear one, and for two cheap ones."""
+    code, ended = paid.run("a", [*DEAR, *(("cheap", n) for n in range(2))], "--budget", 0.99)
+    assert (code, ended["done"]) == (5, 1)
+    code, ended = paid.run("a", [], "--budget", 1)
+    assert (code, ended["done"]) == (5, 2)
 
 
 @pytest.mark.parametrize("databases", ["postgres", "sqlite"], indirect=True)

@@ -68,7 +68,7 @@ def test_without_an_allowance_nothing_that_costs_is_claimed_and_the_shard_says_s
     w.seed(call(1, 0), call(2, 0, handler="free"))
     answer = w.commit(w.part(0), want=want())
     assert [claim.handler for claim in answer.claims] == ["free"]
-    assert answer.unpaid == {0}
+    assert answer.unpaid == {0: CREDIT}
     assert rows(w) == []
     clean(w)
 
@@ -171,7 +171,7 @@ def test_a_shard_that_one_purse_has_nothing_for_holds_nothing_of_the_other(hire:
     day = "2026-11-30"
     for hand, shard, claims, paid_for in ((w, 0, 1, 1), (x, 1, 0, 1), (x, 1, 0, 1), (w, 0, 0, 1)):
         answer = hand.commit(hand.part(shard, grant=day_grant(day, 1)), want={ShardId(shard): want(9, day=day)})
-        assert (len(answer.claims), answer.unpaid) == (claims, {shard})
+        assert (len(answer.claims), answer.unpaid) == (claims, {shard: CREDIT})
         assert (granted(w, charges.job_purse(w.job.id)), escrow(hand, shard)) == (paid_for * CREDIT, 0)
         assert granted(w, charges.day_purse("shop", day)) == CREDIT
     clean(w)

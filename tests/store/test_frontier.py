@@ -117,7 +117,7 @@ def test_a_task_that_moved_between_select_and_update_is_a_broken_invariant(hire:
     hand.seed(*pages(0, 2))
     hand.finish(done(*hand.claim(1)))
     (ended,) = column(hand.db, "id", "state = 'done'")
-    monkeypatch.setattr(frontier, "_round", lambda db, part, want: ([ended], 0))
+    monkeypatch.setattr(frontier, "_round", lambda db, part, want, means: ([ended], 0))
     with pytest.raises(InvariantBroken) as caught:
         hand.claim(1)
     assert caught.value.invariant == "I6"

@@ -96,6 +96,33 @@ class Tariff:
         return "unknown"
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Micro-credits of a try: by handler, and for each shard by the hosts of ours on which the calls of such handlers lie."""
+
+    of_handlers: Mapping[str, int] = field(default_factory=dict)
+    of_hosts: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, costs: Mapping[str, int], shards: int) -> Prices:
+        """Of the handlers that cost, for a job of so many shards."""
+        found: dict[int, dict[int, int]] = {}
+        for handler, cost in costs.items():
+            for bucket in range(BUCKETS):
+                host = host_id(_place(handler, bucket))
+                found.setdefault(host % shards, {})[host] = cost
+        return cls(costs, found)
+
+
+def _place(handler: str, bucket: int) -> str:
+    """The authority of a handler's calls in one of its places.
+
+    >>> _place("serp.ranks", 7)
+    'serp.ranks+07'
+    """
+    return f"{handler}+{bucket:02}"
+
+
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 #: How each kind of argument is read from a text.
@@ -223,7 +250,7 @@ class CallSchema:
         text = canonical_json(key)
         if len(text.encode()) > KEY_BYTES_MAX:
             raise UsageError(f"{self.handler}: a key of more than {KEY_BYTES_MAX:,} bytes: {text[:200]}")
-        return f"call://{self.handler}+{digest16(f'{self.handler} {text}')[0] % BUCKETS:02}/{text}"
+        return f"call://{_place(self.handler, digest16(f'{self.handler} {text}')[0] % BUCKETS)}/{text}"
 
     def encode(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """All arguments as JSON has them, defaults included."""

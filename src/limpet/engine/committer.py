@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from limpet.batch import Claim, Grant, Kept, Kind, Link, Part, Result, RobotsRow, SourceMove, Want, rank_of
+from limpet.engine.calls import Prices
 from limpet.engine.hand import Hand
 from limpet.settings import Settings
 from limpet.store.commit import Committed
@@ -54,12 +55,12 @@ class Owned:
     poked: bool = False  # somebody asked something of it: it wants a batch, even an empty one
     verified_to: int = 0  # proved up to here since the last commit
     heads: dict[int, Head] = field(default_factory=dict)  # host -> how far it was claimed
-    is_short: bool = False  # its allowance does not pay for what it has ready
+    short_of: int = 0  # micro-credits of the cheapest ready task that its allowance does not pay for; 0 where it pays for all
     is_leaving: bool = False  # to be given up, once nothing of it runs: other workers have too few
 
     def may_claim(self, now: float) -> bool:
         """Whether a claim may find something here."""
-        return not self.is_leaving and not self.is_short and (self.is_ready or (self.due_s is not None and self.due_s <= now))
+        return not self.is_leaving and (self.is_ready or (self.due_s is not None and self.due_s <= now))
 
     def note(self, claims: Iterable[Claim], now: float) -> None:
         """Claims of this shard: each host goes on behind them."""
@@ -129,7 +130,7 @@ class Committer:
     robots: dict[ShardId, list[RobotsRow]] = field(default_factory=dict)
     sources: dict[ShardId, SourceMove] = field(default_factory=dict)
     kept: dict[ShardId, list[Kept]] = field(default_factory=dict)
-    costs: Mapping[str, int] = field(default_factory=dict)  # handler -> micro-credits of a try
+    prices: Prices = field(default_factory=Prices)  # what tries cost
     day: str = ""  # the day whose purse pays too
     window: Window = field(init=False)
     count: int = 0
@@ -215,7 +216,7 @@ class Committer:
         """How many further tasks may be claimed: what will be started before the next commit is through."""
         soon = int(self.rate * self.window.ms / 1000) + self.settings.concurrency + self.window.pages // 2
         room = min(2 * self.window.pages, soon) - self.hand.unstarted - self.hand.running
-        if self.costs:  # what is reserved and not started would be unknown after a crash: claim just in time
+        if self.prices.of_handlers:  # what is reserved and not started would be unknown after a crash: claim just in time
             room = min(room, self.settings.concurrency - self.hand.unstarted - self.hand.running)
         if self.pages_left is not None:
             room = min(room, self.pages_left - self.hand.unstarted - self.hand.running - self.count)
@@ -227,7 +228,7 @@ class Committer:
         """The parts of the next commit, and what each would like to claim. What is frozen is no longer held here."""
         wants = self._wants(now) if claiming and solo is None else {}
         if solo is not None:
-            wants = {solo: Want(tasks=1, per_host=1, busy=self._busy(solo, now), solo=True, costs=self.costs, day=self.day)}
+            wants = {solo: self._want(self.owned[solo], 1, now, solo=True)}
         touched = set(self.results) | set(self.robots) | set(self.sources) | set(self.kept) | set(wants)
         touched |= {o.shard for o in self.owned.values() if o.poked or o.verified_to}
         leaving = {o.shard for o in self.owned.values() if o.is_leaving and not self.hand.holds(o.shard)}
@@ -251,8 +252,7 @@ class Committer:
         for held in (self.robots, self.sources, self.kept):
             held.pop(shard, None)
         room = self.room() if grant.cost else 0
-        want = Want(room, self._per_host(room), self._busy(shard, now), after_host=owned.round, costs=self.costs, day=self.day)
-        return [part], {shard: want} if room else {}
+        return [part], {shard: self._want(owned, room, now)} if room else {}
 
     def _part(self, owned: Owned, now: float, kind: Kind = Kind.WORK) -> Part:
         shard = owned.shard
@@ -284,11 +284,15 @@ class Committer:
                 break
             tasks = min(each, room)
             room -= tasks
-            wants[owned.shard] = Want(
-                tasks, self._per_host(tasks), self._busy(owned.shard, now), after_host=owned.round, floors=owned.floors(now),
-                costs=self.costs, day=self.day,
-            )  # fmt: skip
+            wants[owned.shard] = replace(self._want(owned, tasks, now), floors=owned.floors(now))
         return wants
+
+    def _want(self, owned: Owned, tasks: int, now: float, *, solo: bool = False) -> Want:
+        prices = self.prices.of_hosts.get(owned.shard, {})
+        return Want(
+            tasks, 1 if solo else self._per_host(tasks), self._busy(owned.shard, now), solo=solo, after_host=owned.round,
+            costs=self.prices.of_handlers, prices=prices, day=self.day,
+        )  # fmt: skip
 
     def _per_host(self, tasks: int) -> int:
         """Claims of a host that is not in hand: as its pace would be, were it met now."""
@@ -329,11 +333,11 @@ class Committer:
         if want is None:
             owned.is_ready = owned.is_ready or bool(done.revisited)
             return
-        owned.is_short = owned.shard in done.unpaid
+        owned.short_of = done.unpaid.get(owned.shard, 0)
         owned.round = done.rounds.get(owned.shard, LOWEST_HOST)
         mine = [claim for claim in done.claims if claim.shard == owned.shard]
         owned.note(mine, now)
-        if owned.is_short or done.revisited:
+        if owned.short_of or done.revisited:
             owned.heads.clear()
         got = len(mine)
         owned.is_ready = (got >= want.tasks and not want.solo) or bool(done.revisited)

@@ -1,8 +1,9 @@
 """Money in the loop of one worker: allowances for its shards, answers that were paid for, and when the budget is reached.
 
 A shard whose allowance does not pay for what it has ready asks its purse for more, in a commit of its own. Where the purse has
-nothing left, the shard waits, and what it cannot use goes back for others. The budget is reached when less is left to grant than
-the dearest task costs, no shard holds anything, and nothing reserved can come back. Decisions and books only: the worker commits.
+nothing left, what the shard cannot use goes back for others, and what costs less or nothing is still claimed. The budget is reached
+when less is left to grant than the cheapest task costs that waits for money, no shard holds anything, and nothing reserved can come
+back. Decisions and books only: the worker commits.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from limpet.store.jobs import Job
 from limpet.store.opening import Store
 from limpet.task import ShardId
 
-#: Seconds until a purse that had nothing is asked again: others may have given back.
-BROKE_S = 1.0
+#: Seconds until a purse that had nothing is asked again, since others may have given back: doubled up to the most, while free
+#: tasks keep the job going.
+BROKE_S, BROKE_S_MAX = 1.0, 16.0
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class Paying:
     clock: Callable[[], float]
     wake: Callable[[], None]
     zone: str = ""
-    _broke_s: dict[ShardId, float] = field(default_factory=dict)  # shard -> when its purse may be asked again
+    _broke: dict[ShardId, tuple[float, float]] = field(default_factory=dict)  # shard -> (when its purse may be asked again, the wait)
     _give_back: set[ShardId] = field(default_factory=set)
     _kept: dict[tuple[ShardId, int, bytes], asyncio.Future[None]] = field(default_factory=dict)
 
@@ -49,7 +51,7 @@ class Paying:
     @property
     def costs(self) -> Mapping[str, int]:
         """Micro-credits of a try, by handler."""
-        return self.committer.costs
+        return self.committer.prices.of_handlers
 
     def day(self) -> str:
         """The day whose purse pays; "" where no budget of a day was set."""
@@ -69,13 +71,9 @@ class Paying:
             if shard in self.committer.owned:
                 return shard, Grant(0, day, purse, budget_micro(self.settings.budget_day))
         for owned in self.committer.owned.values():
-            if owned.is_short and not owned.is_leaving and self._broke_s.get(owned.shard, 0.0) <= now:
-                return owned.shard, Grant(max(self.costs.values()), day, purse, budget_micro(self.settings.budget_day))
+            if owned.short_of and not owned.is_leaving and self._broke.get(owned.shard, (0.0, 0.0))[0] <= now:
+                return owned.shard, Grant(owned.short_of, day, purse, budget_micro(self.settings.budget_day))
         return None
-
-    def next_due_s(self) -> float | None:
-        """When a purse is to be asked again; None where none is."""
-        return min((at for shard, at in self._broke_s.items() if shard in self.committer.owned), default=None)
 
     def heed(self, committed: Iterable[Committed], asked: tuple[ShardId, Grant] | None) -> None:
         """Take note of what a definite commit did about money."""
@@ -87,14 +85,19 @@ class Paying:
                 for at in [at for at in self._kept if at[0] == shard]:
                     self._settle(at, LeaseOver("the shard of a kept answer has another owner"))
             if asked is not None and asked[1].cost:
-                owned = self.committer.owned.get(asked[0])
-                if asked[0] in done.unpaid and any(claim.shard == asked[0] for claim in done.claims):
-                    self._broke_s.pop(asked[0], None)  # it was paid for some, and asks again for the rest
-                elif asked[0] in done.unpaid:
-                    self._broke_s[asked[0]] = self.clock() + BROKE_S
-                elif owned is not None:  # it has money, or nobody has claimed with it yet: the next claim tells
-                    self._broke_s.pop(asked[0], None)
-                    owned.is_short, owned.is_ready = False, True
+                self._note_answer(asked[0], done)
+
+    def _note_answer(self, shard: ShardId, done: Committed) -> None:
+        """What came of asking a purse."""
+        if shard not in done.unpaid:  # it has money, or nobody has claimed with it yet: the next claim tells
+            self._broke.clear()
+            if (owned := self.committer.owned.get(shard)) is not None:
+                owned.short_of, owned.is_ready = 0, True
+        elif any(claim.shard == shard and self.costs.get(claim.handler) for claim in done.claims):
+            self._broke.clear()  # it was paid for some, and asks again for the rest
+        else:
+            wait_s = min(2 * self._broke.get(shard, (0.0, BROKE_S / 2))[1], BROKE_S_MAX)
+            self._broke[shard] = self.clock() + wait_s, wait_s
 
     async def reached(self) -> str:
         """Why nothing more can be paid for, now that nothing is left to do without money; "" where something may come yet.
@@ -106,16 +109,17 @@ class Paying:
             return ""
         held = await self.reading.call(self.reader.db.rows, "held_allowances", job=self.job.id)
         mine = self.committer.owned
-        if idle := {shard for row in held if (shard := ShardId(row[0])) in mine and not mine[shard].is_short}:
+        if idle := {shard for row in held if (shard := ShardId(row[0])) in mine and not mine[shard].short_of}:
             self._give_back |= idle
             self.wake()
             return ""
-        if not any(owned.is_short for owned in mine.values()):
+        least = min((owned.short_of for owned in mine.values() if owned.short_of), default=0)
+        if not least:
             return ""
         if any(owned.due_s is not None or owned.suspect_s is not None for owned in mine.values()):
             return ""  # retries may need no money
         for name, (budget, left, reserved) in purses:
-            if left < max(self.costs.values()) and not held and not reserved:
+            if left < least and not held and not reserved:
                 return f"{name} of {credits_text(budget)} credits is reached"
         return ""  # another worker spends it, or gives it back
 

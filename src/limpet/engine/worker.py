@@ -16,6 +16,7 @@ from functools import partial
 
 from limpet.batch import Claim, Grant, Result, RobotsRow
 from limpet.engine.attempt import LeaseOver, Tries
+from limpet.engine.calls import Prices
 from limpet.engine.committer import Committer
 from limpet.engine.ends import End
 from limpet.engine.heart import Heart, boottime_s
@@ -115,7 +116,7 @@ class Worker:
             self.store, self.desk, self.reader, self.reading, self.job, me, self.heart, self.committer, self.hand, self.tally, self.code,
             self.clock,
         )  # fmt: skip
-        self.committer.costs = self.tries.spider.costs()
+        self.committer.prices = Prices.of(self.tries.spider.costs(), self.job.shards)
         self.paying = Paying(
             self.settings, self.job, self.reader, self.reading, self.committer, self.clock, self._wake.set, self.tries.spider.zone
         )

@@ -73,9 +73,9 @@ class Escrow:
             "put_escrow", job=part.job, shard=part.shard, n=part.n, allowance=self.allowance, day=self.day, day_allowance=self.day_allowance
         )
 
-    def can_pay(self, cost: int, day: str) -> bool:
-        """Whether a try of this cost may be reserved now."""
-        return self.allowance >= cost and (not day or (self.day == day and self.day_allowance >= cost))
+    def spendable(self, day: str) -> int:
+        """Micro-credits that may be reserved now, for a try on that day; "" where no day has a purse."""
+        return self.allowance if not day else min(self.allowance, self.day_allowance) if self.day == day else 0
 
     def pay(self, amount: int, day: str) -> None:
         """Take an amount, or give it back where it is negative; of a day that is over, only the job's part comes back."""
@@ -172,7 +172,7 @@ def _lose(db: Database, part: Part) -> list[int]:
 def draw(db: Database, job: Job, part: Part, grant: Grant) -> list[int]:
     """Draw an allowance for a shard from its purses, or give all of it back; what changed, as MONEY says it.
 
-    All or nothing: a shard that cannot have what the dearest task costs of every purse holds nothing of any of them, since others
+    All or nothing: a shard that cannot have what a task costs of every purse holds nothing of any of them, since others
     can use it. Money that nobody can use, and that goes to and fro, would keep a job from its end for ever.
     """
     if grant.cost <= 0:
@@ -261,30 +261,64 @@ def _move(db: Database, purse: str, amount: int) -> bool:
 # -- step 6: what a claim may take --------------------------------------------------------------
 
 
-def reserve(db: Database, part: Part, ids: Sequence[int], want: Want) -> tuple[list[int], list[list[object]], bool]:
-    """Of staged tasks those that can be paid for: (ids, rows for `charge`, whether some could not be)."""
+@dataclass(slots=True)
+class Means:
+    """What one claim may still reserve in its shard, and what it could not."""
+
+    escrow: Escrow
+    left: int = 0  # micro-credits that are not yet spoken for
+    short_of: int = 0  # what the cheapest task costs that could not be paid for; 0 where all could be
+
+    @classmethod
+    def of(cls, db: Database, part: Part, want: Want) -> Means:
+        """Before the claim; without a look where nothing costs."""
+        if not want.costs:
+            return cls(Escrow())
+        escrow = Escrow.of(db, part.job, part.shard)
+        return cls(escrow, escrow.spendable(want.day))
+
+    def tries_of(self, price: int) -> int:
+        """For how many tries of this price it is enough."""
+        return max(0, self.left) // price
+
+    def cut(self, ids: Sequence[int], price: int) -> Sequence[int]:
+        """The first of some tasks that all have this price: those that it is enough for. They are spoken for from now on."""
+        paid = ids[: self.tries_of(price)]
+        self.left -= price * len(paid)
+        if len(paid) < len(ids):
+            self._lacks(price)
+        return paid
+
+    def pay(self, cost: int, day: str) -> bool:
+        """Reserve one try. False where the shard has not so much."""
+        if self.escrow.spendable(day) < cost:
+            self._lacks(cost)
+            return False
+        self.escrow.pay(cost, day)
+        return True
+
+    def _lacks(self, cost: int) -> None:
+        self.short_of = min(self.short_of or cost, cost)
+
+
+def reserve(db: Database, part: Part, ids: Sequence[int], want: Want, means: Means) -> tuple[list[int], list[list[object]]]:
+    """Of staged tasks those that can be paid for: (ids, rows for `charge`)."""
     found = {task: (int(tries), str(handler)) for task, tries, handler in db.rows("staged_handlers")}
-    if not any(want.costs.get(handler) for _, handler in found.values()):
-        return list(ids), [], False
-    escrow = Escrow.of(db, part.job, part.shard)
     kept: list[int] = []
     rows: list[list[object]] = []
-    is_short = False
     for task in ids:
         tries, handler = found[task]
         cost = want.costs.get(handler, 0)
-        if cost and not escrow.can_pay(cost, want.day):
-            is_short = True
-            continue
-        kept.append(task)
-        if cost:
-            escrow.pay(cost, want.day)
+        if not cost:
+            kept.append(task)
+        elif means.pay(cost, want.day):
+            kept.append(task)
             rows.append([
                 part.job, part.shard, task, tries + 1, handler, "", want.day, str(Billed.RESERVED), cost, 0, 0, "", part.n,
             ])  # fmt: skip
     if rows:
-        escrow.write(db, part)
-    return kept, rows, is_short
+        means.escrow.write(db, part)
+    return kept, rows
 
 
 #: The columns that `reserve` fills; the time comes last.

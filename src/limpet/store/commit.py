@@ -56,7 +56,7 @@ class Committed:
     rounds: dict[int, int] = field(default_factory=dict)  # shard -> host at which the next claim goes on
     next_due_ms: dict[int, int | None] = field(default_factory=dict)  # shard -> until its next retry
     suspects_due_ms: dict[int, int] = field(default_factory=dict)  # shard -> until its next suspect is due
-    unpaid: frozenset[int] = frozenset()  # shards whose allowance does not pay for what they have ready
+    unpaid: Mapping[int, int] = field(default_factory=dict)  # shard -> micro-credits of the cheapest task that it could not pay for
     holds: tuple[frontier.Hold, ...] = ()  # hosts that people paused, or let go on
     at_ms: int = 0
     claimed_ids: Mapping[int, Sequence[int]] | None = None  # shard -> what step 6 took; None where that has to be found out
@@ -150,7 +150,7 @@ def write(db: Database, context: Context, alive: Sequence[Part], wants: Mapping[
         deltas=ledger.total(deltas.values()),
         revisited=sum(revisited.values()),
         stopped=next((c.stopped for c in claimed.values() if c.stopped), ""),
-        unpaid=frozenset(shard for shard, c in claimed.items() if c.is_short),
+        unpaid={shard: c.short_of for shard, c in claimed.items() if c.short_of},
         rounds={shard: c.last_host for shard, c in claimed.items()},
         next_due_ms={shard: c.next_due_ms for shard, c in claimed.items()},
         suspects_due_ms={shard: c.suspect_due_ms for shard, c in claimed.items() if c.suspect_due_ms is not None},

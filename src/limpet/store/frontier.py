@@ -64,7 +64,7 @@ class Claimed:
     next_due_ms: int | None = None  # until the next retry of this shard is due
     suspect_due_ms: int | None = None  # until its next suspect is; None where it has none
     stopped: str = ""
-    is_short: bool = False  # some could not be paid for
+    short_of: int = 0  # micro-credits of the cheapest one that could not be paid for; 0 where all could be
     money: Sequence[int] = (0, 0, 0, 0)  # as charges.MONEY says it
 
 
@@ -74,13 +74,13 @@ def claim(db: Database, part: Part, want: Want) -> Claimed:
     if halted or paused:
         return Claimed(stopped=f"halted: {halted}" if halted else f"paused: {paused}")
     promote(db, part)
-    ids, last_host = ([], want.after_host) if want.tasks <= 0 else _suspect(db, part, want) if want.solo else _round(db, part, want)
+    means = charges.Means.of(db, part, want)
+    ids, last_host = ([], want.after_host) if want.tasks <= 0 else _suspect(db, part, want) if want.solo else _round(db, part, want, means)
     reserved: list[list[object]] = []
-    is_short = False
     if ids:
         stage_ids(db, ids)
         if want.costs:
-            paid, reserved, is_short = charges.reserve(db, part, ids, want)
+            paid, reserved = charges.reserve(db, part, ids, want, means)
             if len(paid) < len(ids):
                 ids = paid
                 stage_ids(db, ids)
@@ -93,7 +93,7 @@ def claim(db: Database, part: Part, want: Want) -> Claimed:
         last_host=last_host,
         next_due_ms=_next_due(db, part, Lane.WAITING),
         suspect_due_ms=_next_due(db, part, Lane.SUSPECT),
-        is_short=is_short,
+        short_of=means.short_of,
         money=charges.put_reserved(db, reserved, int(db.one("clock")[0])) if reserved else (0, 0, 0, 0),  # type: ignore[index]
     )
 
@@ -111,8 +111,11 @@ def promote(db: Database, part: Part) -> None:
         db.run("promote", job=part.job, shard=part.shard)
 
 
-def _round(db: Database, part: Part, want: Want) -> tuple[list[int], int]:
-    """Ids, host by host from where the last claim ended; and the host at which this one did."""
+def _round(db: Database, part: Part, want: Want, means: charges.Means) -> tuple[list[int], int]:
+    """Ids, host by host from where the last claim ended; and the host at which this one did.
+
+    What cannot be paid for takes no place of what can, or costs nothing.
+    """
     ids: list[int] = []
     host, wrapped, start = want.after_host, False, want.after_host
     floors = sorted(want.floors)
@@ -128,7 +131,10 @@ def _round(db: Database, part: Part, want: Want) -> tuple[list[int], int]:
         host = found
         most = min(want.busy.get(host, want.per_host), want.tasks - len(ids))
         if most > 0:
-            ids += _ready_of(db, part, host, most, want.floors.get(host))
+            price = want.prices.get(host, 0)
+            asked = min(most, means.tries_of(price) + 1) if price else most  # one more tells whether any is left unpaid
+            found_ids = _ready_of(db, part, host, asked, want.floors.get(host))
+            ids += means.cut(found_ids, price) if price else found_ids
         if len(ids) >= want.tasks:
             break
     return ids, host
