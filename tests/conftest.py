@@ -2,6 +2,8 @@
 
 A test that takes one of these fixtures runs on every database that can be had here; LIMPET_DATABASES names some of them
 (sqlite,postgres,mysql). What is about one database alone says so by `on_sqlite` or `on_servers`, never by a skip.
+
+Examples of a law have no deadline: cores are shared, and a slow moment is no broken law.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from limpet.settings import Settings
 from limpet.store import Store, open_store
@@ -17,6 +20,9 @@ from tests.servers.kinds import NAMES, Databases, Kinds, chosen
 from tests.store.hands import SETTINGS, Hand, Product, found_job, table_name
 
 Hire = Callable[..., Hand]
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 #: A test of what only a file has: its locks, its log, its place on a disk.
 on_sqlite = pytest.mark.parametrize("databases", ["sqlite"], indirect=True)

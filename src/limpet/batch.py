@@ -191,7 +191,7 @@ class Result:
     park: bool = False  # RELEASED: no handler of this release knows it
     links: tuple[Link, ...] = ()
     offers: tuple[Offer, ...] = ()
-    url: str = ""  # address of the answer, or of the target of a move, where it differs from the claim's
+    url: str = ""  # for people: address of the answer, or of the target of a move, where it differs from the claim's; without credentials
     moved_to: bytes = b""  # SKIPPED, moved: key of the target
     size: int = 0  # approximate bytes of links and offers, for the commit's byte limit
     is_final: bool = False  # DEAD: what the handler for final failures wrote commits with it
@@ -205,6 +205,8 @@ class Result:
     def __post_init__(self) -> None:
         if self.detail:  # whoever made it: an error of a library repeats a URL as it was
             object.__setattr__(self, "detail", hidden(self.detail))
+        if self.url:  # a site may put user and password into the target of a redirect
+            object.__setattr__(self, "url", hidden(self.url))
 
     def digest(self) -> bytes:
         """What this try offered: links by key, records by (dataset, key, content), then shared values where it has any."""

@@ -93,7 +93,8 @@ def encode_int(value: object) -> int:
         value = int(value)  # an IntEnum, say
     if INT_MIN <= value <= INT_MAX:
         return value
-    raise Misfit(f"expected an int of 64 bits, found one of {value.bit_length()} bits; write it as str or Decimal")
+    found = str(value) if value.bit_length() <= 128 else f"one of {value.bit_length()} bits"
+    raise Misfit(f"expected an int of 64 bits, -2**63 to 2**63 - 1, found {found}; write it as str or Decimal")
 
 
 def encode_float(value: object) -> float:

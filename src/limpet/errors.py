@@ -63,6 +63,10 @@ class StoreError(LimpetError):
     """The database refused; no task is to blame and nothing was written."""
 
 
+class DatasetChanged(StoreError):
+    """A dataset has other fields than this process knows: another spider file has changed it meanwhile."""
+
+
 class StoreBusy(StoreError):
     """Another writer was in the way: the whole transaction is safe to repeat."""
 

@@ -23,6 +23,12 @@ JITTER = 0.25
 #: First wait after a throttle that names no time; doubled for each further one.
 THROTTLE_WAIT_S = 5.0
 
+#: Longest wait that a handler's Retry may ask for: what comes later than a week is another slot's.
+AFTER_MAX_S = 7 * 24 * 3600.0
+
+#: Waits that are counted up: of so many, each is long beyond its limit, and a power of more is no number any more.
+DOUBLINGS_MAX = 64
+
 MS_PER_HOUR = 3_600_000
 
 
@@ -42,7 +48,7 @@ def backoff_s(failures: int, settings: Settings, jitter: float) -> float:
     >>> [backoff_s(n, Settings(), 0.5) for n in (1, 2, 3, 9)]
     [1.0, 4.0, 16.0, 600.0]
     """
-    wait = min(settings.backoff_s * BACKOFF_FACTOR ** (max(1, failures) - 1), settings.backoff_max_s)
+    wait = min(settings.backoff_s * BACKOFF_FACTOR ** (min(max(1, failures), DOUBLINGS_MAX) - 1), settings.backoff_max_s)
     return wait * (1 + JITTER * (2 * jitter - 1))
 
 
@@ -51,7 +57,7 @@ def failed(claim: Claim, reason: str, settings: Settings, jitter: float, *, afte
     strikes = claim.strikes + 1
     if strikes >= settings.strikes:
         return Verdict(Outcome.DEAD, reason, strike=True)
-    wait_s = backoff_s(strikes, settings, jitter) if after_s is None else after_s
+    wait_s = backoff_s(strikes, settings, jitter) if after_s is None else within(after_s, AFTER_MAX_S)
     return Verdict(Outcome.FAILED, reason, strike=True, due_in_ms=max(1, round(wait_s * 1000)))
 
 
@@ -67,8 +73,17 @@ def throttled(claim: Claim, reason: str, settings: Settings, now_ms: int, jitter
 def throttle_wait_s(times: int, settings: Settings, jitter: float, after_s: float | None = None) -> float:
     """Seconds that a throttled host waits: what it asked for, else more each time."""
     if after_s is not None:
-        return min(after_s, settings.retry_after_max_s)
-    return float(min(THROTTLE_WAIT_S * 2 ** (times - 1), settings.backoff_max_s) * (1 + JITTER * jitter))
+        return within(after_s, settings.retry_after_max_s)
+    return float(min(THROTTLE_WAIT_S * 2 ** (min(times, DOUBLINGS_MAX) - 1), settings.backoff_max_s) * (1 + JITTER * jitter))
+
+
+def within(wait_s: float, most_s: float) -> float:
+    """A wait that somebody asked for, from 0 to the longest one; what is no number is none.
+
+    >>> [within(wait_s, 60.0) for wait_s in (5, -1, 1e300, float("nan"))]
+    [5, 0.0, 60.0, 0.0]
+    """
+    return min(max(0.0, wait_s), most_s)
 
 
 # -- a host that is away ------------------------------------------------------------------------

@@ -43,6 +43,9 @@ Policy = Literal["replace", "keep", "history"]
 
 #: Columns of one type: InnoDB's limit is 1017, and half of it leaves room for Limpet's own.
 COLUMNS_MAX = 500
+
+#: The endings of what a dataset has beside its table: a view, and an index.
+BESIDE = ("_view", "_task")
 #: Bytes of a key text: a URL of 8 KiB is the longest sensible key, twice for what JSON escapes.
 KEY_BYTES_MAX = 16 * 1024
 #: Bytes of a record, unless the settings say otherwise.

@@ -77,25 +77,30 @@ class Collector:
 
     def together(
         self, progress: Callable[[], int], *, workers: int, kills: int, every: tuple[int, int], seed: int = 1, more: Sequence[str] = (),
-        ok: Sequence[int] = (0, 3, 5, 6), freeze_s: float = 0.0,
+        ok: Sequence[int] = (0, 3, 5, 6), freeze_s: float = 0.0, hold: Callable[[int | None], None] = lambda at: None,
     ) -> tuple[int, list[int]]:  # fmt: skip
-        """Workers side by side, hit by their progress; (hits, exit codes). A worker that is killed is replaced."""
+        """Workers side by side, hit by their progress; (hits, exit codes). A worker that is killed is replaced.
+
+        `hold` is told up to where progress may go until the next hit, and None once there is none to come.
+        """
         crew = [self.start(*more) for _ in range(workers)]
         try:
-            return self._watch(crew, progress, kills, every, random.Random(seed), more, ok, freeze_s)
+            return self._watch(crew, progress, kills, every, random.Random(seed), more, ok, freeze_s, hold)
         finally:
+            hold(None)
             for one in crew:
                 os.killpg(one.pid, signal.SIGKILL)
                 one.wait()
 
     def _watch(
         self, crew: list[subprocess.Popen[bytes]], progress: Callable[[], int], kills: int, every: tuple[int, int], rng: random.Random,
-        more: Sequence[str], ok: Sequence[int], freeze_s: float,
+        more: Sequence[str], ok: Sequence[int], freeze_s: float, hold: Callable[[int | None], None],
     ) -> tuple[int, list[int]]:  # fmt: skip
         frozen: list[tuple[float, subprocess.Popen[bytes]]] = []
         look = threading.Event()
         hits, codes, seen, since = 0, [], progress(), time.monotonic()
         looked_s, at = since, seen + rng.randint(*every)
+        hold(at if kills else None)
         while crew:
             if hits < kills or time.monotonic() > looked_s + LOOK_LATER_S:
                 looked_s, found = time.monotonic(), progress()
@@ -118,6 +123,7 @@ class Collector:
                     crew.append(self.start(*more))
                 hits += 1
                 at = progress() + rng.randint(*every)
+                hold(at if hits < kills else None)
             for thawed in [one for one in frozen if one[0] <= time.monotonic()]:
                 frozen.remove(thawed)
                 if thawed[1].poll() is None:

@@ -37,6 +37,9 @@ class Meter(Protocol):
     def bill(self, day: str, keywords: list[str]) -> list[tuple[str, float]]:
         """Keyword and credits of each call of a day."""
 
+    def hold(self, at: int | None) -> None:
+        """Answer no more than so many requests in all until this is said again, where it can; None: all of them."""
+
 
 class Elsewhere:
     """A test site in a process of its own, which counts in `/_stats`."""
@@ -48,6 +51,9 @@ class Elsewhere:
     def url(self) -> str:
         """Where its API is."""
         return f"http://127.0.0.1:{self.port}/api"
+
+    def hold(self, at: int | None) -> None:
+        """It cannot: a size at which it does not matter is played on it."""
 
     def stats(self) -> dict[str, object]:
         """Everything that it says of itself."""

@@ -45,6 +45,16 @@ class Provider:
     replays: dict[str, tuple[int, bytes, str]] = field(default_factory=dict)
     sent_keys: dict[str, set[str]] = field(default_factory=dict)  # call -> idempotency keys that came with it
     lock: threading.Lock = field(default_factory=threading.Lock)
+    held_at: int | None = None  # requests beyond so many wait, and are not counted yet
+
+    def __post_init__(self) -> None:
+        self._moved = threading.Condition(self.lock)
+
+    def hold(self, at: int | None) -> None:
+        """Answer no more than so many requests in all until this is said again; None: all of them."""
+        with self.lock:
+            self.held_at = at
+            self._moved.notify_all()
 
     @property
     def url(self) -> str:
@@ -77,6 +87,7 @@ class Provider:
         """Status, body, and what the call cost as a header says it."""
         call = f"{path}?{json.dumps(query, sort_keys=True)}"
         with self.lock:
+            self._moved.wait_for(lambda: self.held_at is None or self.requests < self.held_at)
             self.requests += 1
             self.attempts[call] += 1
             if self.busy:

@@ -42,7 +42,8 @@ def asking(
 ) -> Collector:
     """A spider of paid calls whose handler does as `body` says."""
     spider = written(folder, "asking", ASKING.replace("BODY", body) + more)
-    return collector(spider, "--param", f"api={provider.url}/serp", "--param", f"numbers={number}", *flags)
+    lasting = ("--lease", "60")  # nobody has to wait for a lease here, and a try that is lost with one is billed as unknown
+    return collector(spider, *lasting, "--param", f"api={provider.url}/serp", "--param", f"numbers={number}", *flags)
 
 
 def charges(db: str) -> dict[str, int]:

@@ -67,7 +67,7 @@ def test_a_header_says_what_a_call_cost_and_seeds_of_other_spellings_are_one_tas
     points = [["tea", f"{39 + n / 7:.5f}", "116.4"] for n in range(12)]
     points += [["tea", f"{lat}0", "116.40000"] for _, lat, _ in points[:3]]
     listed = table(tmp_path / "points.csv", ["keyword", "lat", "lng"], points, encoding="utf-8-sig")
-    mapped = collector("maps", "--slot", SLOTS[0], "--param", f"api={provider.url}/places")
+    mapped = collector("maps", "--slot", SLOTS[0], "--param", f"api={provider.url}/places", "--lease", "60")
     told = mapped.limpet("seed", str(mapped.spider), "--from", str(listed), "--slot", SLOTS[0])
     assert "12 new tasks" in told
     assert "0 new" in mapped.limpet("seed", str(mapped.spider), "--from", str(listed), "--slot", SLOTS[0])
@@ -80,7 +80,7 @@ def test_a_header_says_what_a_call_cost_and_seeds_of_other_spellings_are_one_tas
 @on_sqlite
 def test_what_is_given_up_is_in_a_dataset_of_its_own(collector: New, provider: Provider) -> None:
     """The handler for final failures writes with the dead state; a task that is put back and done takes that away again."""
-    detailed = collector("detail", "--slot", SLOTS[0], "--param", f"api={provider.url}")
+    detailed = collector("detail", "--slot", SLOTS[0], "--param", f"api={provider.url}", "--lease", "60")
     provider.broken = {'feature?{"id": "f3"}', 'feature?{"id": "f7"}'}
     assert detailed.run("--strikes", "2") == 3
     assert len(detailed.export("detail")) == 38

@@ -92,7 +92,7 @@ async def starts(start: Start):
 @on_sqlite
 def test_bad_values_of_a_mark_are_their_tasks_faults_and_types_that_differ_are_told(collector: New, tmp_path: Path) -> None:
     """The run ends, with dead letters that say why; all other work is kept, and is not done again."""
-    mixed = collector(scenes.written(tmp_path, "mixed", MIXED))
+    mixed = collector(scenes.written(tmp_path, "mixed", MIXED), "--lease", "60")
     assert mixed.run() in (0, 3)
     assert "mark m stays where it is: dead tasks of its handlers: 3; values of several types: int, str" in mixed.log()
     dead = mixed.limpet("dead", "--json")
@@ -103,14 +103,13 @@ def test_bad_values_of_a_mark_are_their_tasks_faults_and_types_that_differ_are_t
 
 
 @on_sqlite
-def test_a_start_generator_goes_on_where_it_was(collector: New, tmp_path: Path) -> None:
+def test_a_start_generator_goes_on_where_it_was(collector: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while it yields, it yields all, and each once."""
     counting = collector(scenes.written(tmp_path, "counting", scenes.COUNTING), "--param", "numbers=6000")
-    life = counting.start()
-    while life.poll() is None and not scenes.counted(counting.db, "SELECT MAX(position) FROM source"):
-        pass
-    life.kill()
-    assert life.wait() == -9
+    with monkeypatch.context() as patch:
+        patch.setenv("LIMPET_FAILPOINT", "after_commit@1=kill")
+        assert counting.run() == -signal.SIGKILL
+    assert 0 < scenes.counted(counting.db, "SELECT MAX(position) FROM source") < 6000
     assert counting.run() == 0
     assert scenes.looked(counting.db, lambda db: shared.tallies(db, 1))["in_all"] == sum(range(6000))
     counting.limpet("verify", "--full")

@@ -40,7 +40,7 @@ WARM = ("charset_normalizer", "cssselect", "lxml.html", "rich.progress")
 LOOK_S = 0.002
 
 #: Seconds that a tracer may take to come.
-TRACER_S = 20.0
+TRACER_S = 60.0
 
 #: linux/prctl.h
 PR_SET_PTRACER = 0x59616D61

@@ -78,16 +78,18 @@ def test_a_crawl_that_freezes_at_a_step_for_longer_than_its_lease_goes_on(new_tr
     assert trial.faults() == []
 
 
-def test_a_heartbeat_that_comes_late_does_not_bring_back_a_lease_that_was_over(trial: Trial) -> None:
+def test_a_heartbeat_that_comes_late_does_not_bring_back_a_lease_that_was_over(new_trial: Callable[..., Trial]) -> None:
     """What a try dropped since the lease was over would stay running for ever, if its worker went on as if nothing had been."""
+    trial = new_trial(lease=600)  # no other lease is over in a slow moment
     code, printed = trial.run(mutants=["lapses_for_a_moment"])
     assert code == 0, printed
     assert len(workers(trial.db)) == 2  # it began anew, once
     assert trial.faults() == []
 
 
-def test_a_late_heartbeat_that_is_believed_leaves_a_task_to_nobody(trial: Trial) -> None:
+def test_a_late_heartbeat_that_is_believed_leaves_a_task_to_nobody(new_trial: Callable[..., Trial]) -> None:
     """The twin: everything else ends, and the one task waits for a try that was dropped."""
+    trial = new_trial(lease=600)
     seen: dict[tuple[int, tuple[str, ...]], float] = {}  # what there was, and since when
 
     def stands() -> bool:

@@ -132,7 +132,7 @@ def test_without_the_breaker_a_broken_handler_burns_every_page(medium: Ground) -
 @pytest.mark.parametrize("kind", ["sleep", "spin"])
 def test_a_handler_that_blocks_costs_its_own_task(new_trial: NewTrial, kind: str) -> None:
     """It is interrupted at its time-out, and struck; the others complete, in one life."""
-    trial = new_trial("thorn", **{"handler-timeout": 0.4, "strikes": 2})
+    trial = new_trial("thorn", **{"handler-timeout": 1, "strikes": 2})
     trial.params.update(bad=7, kind=kind)
     code, printed = trial.run()
     assert code == 3, printed

@@ -30,6 +30,9 @@ FLAGS: Mapping[str, object] = {"shards": 4, "commit-pages": 6, "commit-pages-fir
 #: Lives that a crawl may take to its end after its last fault: more is a loop.
 LIVES_MAX = 5
 
+#: Request before which a life that is held stands still: in the middle of the crawl, and after several commits.
+HELD_AT = 60
+
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
@@ -113,6 +116,17 @@ class Trial:
         """Begin a life."""
         self.lives.append(self.ground.forks.start(self.life(**hooks)))
         return self.lives[-1]
+
+    def held(self, **hooks: Any) -> Born:
+        """A life that stands still in its middle until `let_go`: its loop does, and its heart beats on."""
+        log = self.folder / f"held-{len(self.lives)}"
+        born = self.start(failpoint=f"before_send@{HELD_AT}=wait", failpoint_log=str(log), gate=str(self.folder / "gate"), **hooks)
+        assert born.until(log.exists), born.printed()
+        return born
+
+    def let_go(self) -> None:
+        """The life that is held goes on."""
+        (self.folder / "gate").touch()
 
     def run(self, **hooks: Any) -> tuple[int, str]:
         """A whole life: its exit code, and what it printed."""

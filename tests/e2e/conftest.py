@@ -41,13 +41,18 @@ class Ended:
 
 Limpet = Callable[..., Ended]
 
+#: A process that stands still for a while keeps its lease, and neither it nor the site is thought to be away: so nothing is done twice.
+PATIENCE = {"LEASE_S": "60", "CONNECT_TIMEOUT_S": "120", "READ_TIMEOUT_S": "120", "TOTAL_TIMEOUT_S": "300"}
+
 
 @pytest.fixture
 def limpet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Limpet:
-    """Calls a command in a folder that is empty at first, in an environment without settings."""
+    """Calls a command in a folder that is empty at first, in an environment whose only settings are those of a patient crawler."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("LIMPET_")]:
         monkeypatch.delenv(name)
+    for name, value in PATIENCE.items():
+        monkeypatch.setenv(f"LIMPET_{name}", value)
 
     def call(*argv: object, stdin: str | bytes = b"") -> Ended:
         given = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import IO, Any
 
 from limpet.store import slots
 from limpet.store.views import reading
@@ -71,7 +70,7 @@ class Daily:
         number = int(path.removeprefix("/p/"))
         if number in self.held:
             self.waiting.set()
-            self.go.wait(60)
+            self.go.wait(300)
         return page(title="sold out" if number in self.broken else str(self.price(number)))
 
     @property
@@ -93,11 +92,9 @@ class Daily:
         """A command line for a process of its own."""
         return [sys.executable, "-m", "limpet", name, str(self.file), "--db", self.db, "--quiet", *map(str, words)]
 
-    def start(self, name: str, *words: object, **environment: str) -> subprocess.Popen[str]:
-        """Such a process."""
-        return subprocess.Popen(
-            self.command(name, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-        )
+    def start(self, name: str, *words: object, said: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Such a process; `said` takes its stderr."""
+        return subprocess.Popen(self.command(name, *words), stdout=subprocess.PIPE, stderr=said, text=True)
 
 
 def last_json(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -11,8 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def crawl_with_kills(site: Served, start: str, folder: Path, *, kills: int, ever
     command = [sys.executable, "-m", "limpet", "crawl", start, "--db", "mirror.db", "--quiet"]
     hit = 0
     for _ in range(kills):
-        hit += _killed(command, folder, _more(site, lots.randint(*every)))
+        hit += _killed(command, folder, site, lots.randint(*every))
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, 6), ended
     verified = subprocess.run([sys.executable, "-m", "limpet", "verify", "--full"], cwd=folder, capture_output=True, text=True, check=False)
@@ -71,15 +72,16 @@ def is_html(url: str) -> bool:
     return path.endswith(("/", ".html", ".htm"))
 
 
-def _more(site: Served, requests: int) -> Callable[[], bool]:
+def _killed(command: list[str], folder: Path, site: Served, requests: int) -> bool:
+    """Whether SIGKILL met a crawl at work, which had sent so many requests; the site answers none beyond them before."""
     until = site.requests + requests
-    return lambda: site.requests >= until
-
-
-def _killed(command: list[str], folder: Path, is_time: Callable[[], bool]) -> bool:
+    site.answer_until(until)
     child = subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while child.poll() is None and not is_time():
-        pass
+    look = threading.Event()
+    while child.poll() is None and site.requests <= until:
+        look.wait(0.001)
     with contextlib.suppress(ProcessLookupError):  # it ended before its time
         os.killpg(child.pid, signal.SIGKILL)
-    return child.wait() == -signal.SIGKILL
+    code = child.wait()
+    site.answer_until(math.inf)
+    return code == -signal.SIGKILL

@@ -60,7 +60,7 @@ class Receiver:
         """Its address, without a path."""
         return f"{scheme}://127.0.0.1:{self.port}"
 
-    def wait_for(self, number: int, seconds: float = 30.0) -> list[Post]:
+    def wait_for(self, number: int, seconds: float = 120.0) -> list[Post]:
         """The posts, once there are so many."""
         with self.came:
             assert self.came.wait_for(lambda: len(self.posts) >= number, seconds), f"{len(self.posts)} posts came"

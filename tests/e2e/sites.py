@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ class Served:
         self.port = port
         self.asked: Counter[str] = Counter()  # "127.0.0.1/path?query" -> requests
         self.lock = threading.Lock()
+        self.limit = math.inf  # further requests are counted, and wait
+        self._may_answer = threading.Condition(self.lock)
 
     def origin(self, host: int = 0) -> str:
         """The origin of a host, without a slash at its end."""
@@ -60,13 +63,24 @@ class Served:
     def requests(self) -> int:
         """All requests but those for robots.txt."""
         with self.lock:
-            return sum(count for name, count in self.asked.items() if not name.endswith("/robots.txt"))
+            return self._pages()
+
+    def _pages(self) -> int:
+        return sum(count for name, count in self.asked.items() if not name.endswith("/robots.txt"))
+
+    def answer_until(self, requests: float) -> None:
+        """Answer until there were so many requests, and let all others wait; as often as one likes."""
+        with self.lock:
+            self.limit = requests
+            self._may_answer.notify_all()
 
     def note(self, address: str, path: str) -> int:
         """Count a request: how often this was asked for."""
         with self.lock:
             self.asked[address + path] += 1
-            return self.asked[address + path]
+            times, number = self.asked[address + path], self._pages()
+            self._may_answer.wait_for(lambda: number <= self.limit)
+            return times
 
 
 @contextmanager
@@ -141,6 +155,7 @@ def _listening(handler: Callable[[Served, str], type[BaseHTTPRequestHandler]], h
     try:
         yield site
     finally:
+        site.answer_until(math.inf)
         for server, thread in zip(servers, threads, strict=True):
             server.shutdown()
             thread.join()

@@ -41,6 +41,13 @@ from tests.e2e.sites import GONE, Reply, page, serving
 SECRETS = (DINGTALK_SECRET, DINGTALK_TOKEN, FEISHU_TOKEN, WECOM_KEY, HOOK)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that stands still for a while has taken what it took, and is waited for."""
+    monkeypatch.setattr("limpet.engine.channels.ANSWER_S", 120.0)
+    monkeypatch.setattr("limpet.engine.alerting.FAREWELL_S", 120.0)
+
+
 def channel(address: str) -> Channel:
     """One channel."""
     (made,) = channels_of([address])
@@ -49,7 +56,8 @@ def channel(address: str) -> Channel:
 
 def ran(spider: Spider, db: Path, *addresses: str, start: str | None = None, **settings: object) -> Report:
     """The report of a run that tells some addresses."""
-    chosen = Settings(**{"backoff_s": 0.01, "delay_s": 0.0, **settings})  # type: ignore[arg-type]
+    patience = {f"{name}_timeout_s": 120.0 for name in ("connect", "read", "total")}
+    chosen = Settings(**{"backoff_s": 0.01, "delay_s": 0.0, "lease_s": 60.0, **patience, **settings})  # type: ignore[arg-type]
     running = run(spider, db=f"sqlite:///{db}", starts=[start] if start else None, settings=chosen, handle_signals=False, alerts=addresses)
     return asyncio.run(running)
 
@@ -311,7 +319,7 @@ def test_a_sender_that_hangs_delays_no_page(tmp_path: Path) -> None:
         return page(*links) if path == "/" else Reply('<p class="broken">') if path == "/0" else page()
 
     def late(post: Post) -> tuple[int, object]:
-        return (200, {}) if crawled.wait(30) else (500, {})
+        return (200, {}) if crawled.wait(60) else (500, {})
 
     with receiving(late) as robot, serving(answer) as site:
         db = tmp_path / "x.db"

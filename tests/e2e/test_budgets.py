@@ -47,7 +47,10 @@ async def asked(start):
 """
 
 #: Seconds after which a run goes on for ever.
-PATIENCE_S = 120
+PATIENCE_S = 300
+
+#: A process that stands still for a while asks for nothing twice.
+PATIENT = ("--lease", "30", "--read-timeout", "120", "--total-timeout", "300")
 
 CREDIT = 1_000_000
 
@@ -71,7 +74,7 @@ class Paid:
     def run(self, slot: str, calls: list[tuple[str, int]], *words: object) -> tuple[int, dict[str, Any]]:
         """A run of a slot in a process of its own, so that one that hangs is seen to."""
         asked = ["--param", f"api={self.site.url('/')}", "--param", f"calls={json.dumps(calls)}"]
-        return self.limpet("run", self.file, "--slot", slot, *asked, *words)
+        return self.limpet("run", self.file, "--slot", slot, *asked, *PATIENT, *words)
 
     def money(self, slot: str) -> dict[str, Any]:
         """What `status` says of a slot's money."""

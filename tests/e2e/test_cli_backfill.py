@@ -83,7 +83,7 @@ def test_an_unfinished_slot_is_gone_on_with(limpet: Limpet, prices: Daily) -> No
     def price(number: int) -> int:
         if sum(prices.asked.values()) > 10 and not prices.go.is_set():  # whichever it is: the order of products is that of their keys
             prices.waiting.set()
-            prices.go.wait(60)
+            prices.go.wait(300)
         return 100 + number
 
     prices.price = price

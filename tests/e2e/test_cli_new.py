@@ -58,8 +58,13 @@ def test_what_is_written_keeps_the_style_of_the_project(limpet: Limpet, tmp_path
 
 
 @pytest.mark.slow
-def test_the_demo_kills_its_crawl_and_has_every_product_once(limpet: Limpet, tmp_path: Path) -> None:
-    """Killed twice in the middle; the data is the shop's truth, verify is clean, no terminal is needed."""
+def test_the_demo_kills_its_crawl_and_has_every_product_once(limpet: Limpet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Killed twice in the middle; the data is the shop's truth, verify is clean, no terminal is needed.
+
+    The shop is slow, and the kills fall early: whoever kills may come late, and the crawl is not over yet.
+    """
+    monkeypatch.setattr("limpet.cli.demo.LATENCY_MS", 150)
+    monkeypatch.setattr("limpet.cli.demo.KILLED_WITHIN", 0.3)
     ended = limpet("demo", "--products", "150", "--kills", "2", "--db", tmp_path / "d.db", "--json")
     assert ended.code == 0, ended
     told = ended.json

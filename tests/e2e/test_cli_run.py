@@ -23,6 +23,7 @@ from limpet.demo.replies import Site
 from limpet.demo.site import running
 from limpet.engine.report import Progress
 from tests.e2e.conftest import Limpet
+from tests.e2e.gate import gated
 
 SPIDER = limpet.demo.spider.__file__
 FIELDS = ("url", "sku", "title", "price", "stock")
@@ -70,7 +71,7 @@ def test_a_run_collects_everything_once_and_the_next_has_nothing_to_do(limpet: L
 def test_a_spider_file_is_a_command_line_of_its_own(shop: Site, tmp_path: Path) -> None:
     """`python shop.py` is `limpet run shop.py`."""
     ended = subprocess.run(
-        [sys.executable, SPIDER, *starts(shop), "--db", "x.db"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, SPIDER, *starts(shop), "--db", "x.db", "--lease", "60"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert ended.returncode == 0, ended
     assert "complete and verified" in ended.stdout
@@ -302,12 +303,14 @@ def test_config_says_where_each_value_came_from(limpet: Limpet, monkeypatch: pyt
 
 def test_a_killed_run_goes_on_where_it_was(limpet: Limpet, tmp_path: Path) -> None:
     """SIGKILL in the middle; the same command completes it, and the data is whole."""
-    with running(Shop(products=120, hosts=2), latency_s=0.02) as site:
+    with gated(Shop(products=120, hosts=2), latency_s=0.02) as (site, gate):
+        gate.shut_after(60)
         command = [sys.executable, "-m", "limpet", "run", SPIDER, *starts(site), "--db", "x.db"]
         child = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL)
-        wait_for_requests(site, child, 60)
+        wait_for_requests(site, child, 61)
         os.killpg(child.pid, signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
+        gate.open()
         assert "stopped" in limpet("status").out
         assert limpet("run", SPIDER, *starts(site)).code == 0
         assert products(limpet) == truth(site)
@@ -315,13 +318,15 @@ def test_a_killed_run_goes_on_where_it_was(limpet: Limpet, tmp_path: Path) -> No
 
 def test_an_interrupted_run_stops_and_is_resumable(limpet: Limpet, tmp_path: Path) -> None:
     """Ctrl-C twice ends it with 4; the same command completes it."""
-    with running(Shop(products=120, hosts=2), latency_s=0.02) as site:
+    with gated(Shop(products=120, hosts=2), latency_s=0.02) as (site, gate):
+        gate.shut_after(60)
         command = [sys.executable, "-m", "limpet", "run", SPIDER, *starts(site), "--db", "x.db", "--json"]
         child = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, text=True)
-        wait_for_requests(site, child, 60)
+        wait_for_requests(site, child, 61)
         child.send_signal(signal.SIGINT)
         child.send_signal(signal.SIGINT)
-        out, _ = child.communicate(timeout=60)
+        out, _ = child.communicate(timeout=120)
+        gate.open()
         assert child.returncode == 4, out
         assert json.loads(out)["exit_code"] == 4
         assert limpet("run", SPIDER, *starts(site)).code == 0
@@ -339,8 +344,9 @@ def test_logs_are_text_or_json_on_stderr(limpet: Limpet) -> None:
 
 
 def test_a_terminal_gets_a_progress_bar_and_a_pipe_gets_none(tmp_path: Path) -> None:
-    """On a terminal pages and speed are shown while it runs; results stay on stdout."""
-    with running(Shop(products=60, hosts=1), latency_s=0.02) as site:
+    """On a terminal pages and speed are shown while it runs; results stay on stdout. The site waits until they are."""
+    with gated(Shop(products=60, hosts=1), latency_s=0.02) as (site, gate):
+        gate.shut_after(20)
         ours, theirs = pty.openpty()
         command = [
             sys.executable,
@@ -354,7 +360,9 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_gets_none(tmp_path: Path) -> 
             "--per-host",
             "2",
             "--lease",
-            "0.5",
+            "10",
+            "--read-timeout",
+            "120",
         ]
         child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"})
         os.close(theirs)
@@ -362,6 +370,8 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_gets_none(tmp_path: Path) -> 
         with contextlib.suppress(OSError):  # how Linux says that the other end is closed
             while piece := os.read(ours, 65536):
                 shown += piece
+                if b"pages" in shown and b"in flight" in shown:
+                    gate.open()
         os.close(ours)
         out, _ = child.communicate()
         assert child.returncode == 0

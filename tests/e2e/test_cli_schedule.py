@@ -47,7 +47,7 @@ print(json.dumps(codes))
 
 def at_instants(prices: Daily, zone: str, instants: list[str]) -> list[int]:
     """`limpet schedule` at each of some instants, on a machine that is set to a zone; its exit codes."""
-    words = ["schedule", str(prices.file), "--db", prices.db, "--quiet", "--json"]
+    words = ["schedule", str(prices.file), "--db", prices.db, "--quiet", "--json", "--lease", "60", "--read-timeout", "120"]
     command = [sys.executable, "-c", MANY, json.dumps(words), *instants]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env={"TZ": zone, "PATH": ""})
     assert ended.returncode == 0, ended.stderr
@@ -98,7 +98,7 @@ def test_eight_processes_that_trigger_a_slot_at_once_make_one_job(databases: Dat
     """Ten slots, one after the other, two on a server: each page is asked for once a slot, and every process exits with 0."""
     slots, lease_s = (10, 120) if databases.name == "sqlite" else (2, 60)  # long: a busy machine starves nobody
     with daily(tmp_path, products=30, db=databases.ready()) as prices:
-        words = json.dumps(["schedule", str(prices.file), "--db", prices.db, "--quiet", "--lease", str(lease_s)])
+        words = json.dumps(["schedule", str(prices.file), "--db", prices.db, "--quiet", "--lease", str(lease_s), "--read-timeout", "120"])
         instants = [f"2026-11-{day:02}T18:00:00Z" for day in range(1, slots + 1)]
         ended = subprocess.run([sys.executable, "-c", EIGHT, words, *instants], capture_output=True, text=True, check=False, timeout=600)
         assert ended.returncode == 0, ended.stderr
@@ -144,7 +144,7 @@ def test_a_slot_that_somebody_works_on_is_left_to_them(limpet: Limpet, prices: D
         assert (ended.code, ended.json["state"]) == (0, "working")  # and no report of a run
         assert str(child.pid) in ended.json["workers"][0]
         prices.go.set()
-        child.communicate(timeout=60)
+        child.communicate(timeout=120)
         assert child.returncode == 0
         assert prices.asked == dict.fromkeys(prices.asked, 1)
     finally:
@@ -273,14 +273,18 @@ def test_a_daemon_runs_each_slot_when_it_is_due_and_stops_cleanly(limpet: Limpet
     """The one that was missed last at once, the next one when its time has come; SIGTERM while it waits is exit 0."""
     due = datetime(2026, 11, 29, 16, 30, tzinfo=UTC)
     assert limpet("schedule", prices.file, "--db", prices.db, "--at", "2026-11-28T18:00:00Z").code == 0
-    child = prices.start("schedule", "--daemon", "--at", (due - timedelta(seconds=5)).isoformat(), "--json", "--log-level", "info")
+    log = prices.file.with_name("said")
+    begin = (due - timedelta(seconds=12)).isoformat()
+    with log.open("w") as said:
+        child = prices.start("schedule", "--daemon", "--at", begin, "--json", "--log-level", "info", said=said)
     try:
-        until(lambda: prices.states() == dict.fromkeys(["2026-11-29", "2026-11-30"], "finished"), child)
+        until(lambda: "slot 2026-11-30 is finished" in log.read_text(), child)  # and the run that did it has said so, and ended
+        assert prices.states() == dict.fromkeys(["2026-11-29", "2026-11-30"], "finished")
         child.send_signal(signal.SIGTERM)
-        out, err = child.communicate(timeout=60)
-        assert child.returncode == 0, err
+        out, _ = child.communicate(timeout=120)
+        assert child.returncode == 0, log.read_text()
         assert last_json(out)["job"] == "prices@2026-11-30"
-        assert "slot 2026-11-29 is finished; 2026-11-30 is due" in err
+        assert "slot 2026-11-29 is finished; 2026-11-30 is due" in log.read_text()
     finally:
         child.kill()
         child.communicate()
@@ -295,7 +299,7 @@ def test_a_daemon_that_is_told_to_stop_stops_its_run_which_goes_on_later(limpet:
     try:
         assert prices.waiting.wait(60)
         child.send_signal(signal.SIGTERM)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=120)
         assert child.returncode == 4, err
     finally:
         child.kill()
@@ -319,7 +323,7 @@ def test_a_daemon_goes_on_with_a_slot_whose_worker_died(prices: Daily) -> None:
         until(lambda: prices.states() == {"2026-11-30": "finished"}, child)
     finally:
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=60)
+        child.communicate(timeout=120)
     store = open_store(prices.db, create=False, readonly=True)
     assert store.db.rows_text("SELECT COUNT(*) FROM job") == [(1,)]
     store.close()

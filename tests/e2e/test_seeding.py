@@ -45,8 +45,8 @@ async def listed(start: Start):
             yield call(one, n=int(row["n"]))
 '''
 
-#: Small windows and a short lease: whatever happens, happens soon.
-FLAGS = ("--quiet", "--lease", "2", "--commit-ms", "50", "--backoff", "0.05")
+#: Small windows: whatever happens, happens soon.
+FLAGS = ("--quiet", "--commit-ms", "50", "--backoff", "0.05")
 PATIENCE_S = 120
 
 

@@ -50,7 +50,8 @@ class FirstSeen:
 
 def reader(**options: object) -> Spider:
     """A spider that stores every page with its title, and follows every link."""
-    spider = Spider("reader", records=[Seen], backoff_s=0.01, delay_s=0.0, **options)  # type: ignore[arg-type]
+    patience = {"lease_s": 60.0, "connect_timeout_s": 120.0, "read_timeout_s": 120.0, "total_timeout_s": 300.0}
+    spider = Spider("reader", records=[Seen], backoff_s=0.01, delay_s=0.0, **patience, **options)  # type: ignore[arg-type]
 
     @spider.page()
     async def seen(page: Page, tx: Tx) -> None:
@@ -147,11 +148,11 @@ def test_a_second_run_joins_the_first_and_asks_for_nothing_again(limpet: Limpet,
         if path == "/robots.txt":
             return GONE
         if path != "/":
-            has_joined.wait(60)
+            has_joined.wait(120)
         return page(*(f"/{n}" for n in range(30)), title=path)
 
     with serving(answer) as site:
-        command = [sys.executable, "-m", "limpet", "crawl", site.url("/"), "--db", "x.db", "--read-timeout", "60", "--total-timeout", "60"]
+        command = [sys.executable, "-m", "limpet", "crawl", site.url("/"), "--db", "x.db"]
         first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
         try:
             until(lambda: site.requests > 1, first)

@@ -30,9 +30,13 @@ def client(**options: object) -> Client:
     return Client(Settings(**{"body_bytes_max": CAP, **settings}), user_agent="limpet-test/1", **options)  # type: ignore[arg-type]
 
 
+#: Seconds for which this process may stand still, of which its clock knows nothing; far less than the next larger limit.
+STALL_S = 40
+
+
 async def until(holds: Callable[[], bool]) -> None:
     """Let the loop turn until a condition holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0)
 
@@ -45,7 +49,7 @@ async def outcome(name: str) -> str:
             result = (await http.exchange(Request(site.url(name)))).verdict
         except FetchError as error:
             result = error.kind
-        assert asyncio.get_running_loop().time() - started <= Settings().total_timeout_s + 1
+        assert asyncio.get_running_loop().time() - started <= Settings().total_timeout_s + STALL_S
         return result
 
 
@@ -399,7 +403,7 @@ async def test_a_name_that_is_never_resolved_ends_at_the_connect_deadline() -> N
     started = asyncio.get_running_loop().time()
     error = await failure("http://silent.invalid/", resolver=Silent())
     assert error.kind == "connect"
-    assert asyncio.get_running_loop().time() - started <= Settings().connect_timeout_s + 1
+    assert asyncio.get_running_loop().time() - started <= Settings().connect_timeout_s + STALL_S
 
 
 async def test_running_out_of_file_descriptors_is_not_the_sites_fault() -> None:
@@ -504,7 +508,7 @@ async def test_a_handshake_that_fails_is_retryable_and_ends_in_time(behaviour: s
     async with listen(connection) as port:
         started = asyncio.get_running_loop().time()
         error = await failure(f"https://127.0.0.1:{port}/")
-        assert asyncio.get_running_loop().time() - started <= Settings().connect_timeout_s + 1
+        assert asyncio.get_running_loop().time() - started <= Settings().connect_timeout_s + STALL_S
     assert (error.kind, error.retryable) == (kind, True)
 
 

@@ -21,6 +21,10 @@ DEEDS = ("kill", "freeze", "cut", "restart", "cut", "kill", "freeze", "kill")
 
 #: Requests from one deed to the next.
 EVERY = (10, 30)
+#: Answers that the site gives while a deed is done. It gives no more, so the crawl is not over before the last deed.
+MEANWHILE = 10
+#: Answers of which nobody makes another request: to those who were killed or frozen meanwhile.
+IN_VAIN = 20
 
 
 @dataclass(slots=True)
@@ -33,8 +37,14 @@ class Nemesis:
 
     def act(self, deed: str) -> None:
         """Do it to a worker that is at work, or to the server; nothing where nobody is left."""
-        owned = self.crowd.owned()
-        working = [born for born in self.crowd.living if owned.get(born.pid)]
+        working: list[Born] = []
+
+        def is_anybody() -> bool:
+            owned = self.crowd.owned()
+            working[:] = [born for born in self.crowd.living if owned.get(born.pid)]
+            return bool(working) or not self.crowd.living
+
+        self.crowd.until(is_anybody, what="somebody at work")
         if not working:
             return
         victim = self.rng.choice(working)
@@ -53,8 +63,8 @@ class Nemesis:
 
     def _freeze(self, victim: Born) -> None:
         """Until another has certified it dead; then it wakes."""
-        names = self.crowd.names(victim.pid)
         self.crowd.freeze(victim)
+        names = self.crowd.names(victim.pid)
         dead = "SELECT COUNT(*) FROM worker WHERE dead = 0 AND worker IN ({})".format(",".join("?" * len(names)))
         self.crowd.until(lambda: self.crowd.rows(dead, *names) == [(0,)] or len(self.crowd.living) == 1, what="its death")
         victim.signal(signal.SIGCONT)
@@ -104,13 +114,18 @@ def reach(crowd: Team, requests: int) -> bool:
 def haunted(crowd: Team, seed: int, deeds: Sequence[str] = DEEDS, *, workers: int = 4) -> list[str]:
     """Let so many workers crawl while everything happens to them; what is wrong in the end, empty where nothing is."""
     nemesis = Nemesis(crowd, random.Random(seed))
+    crowd.gate.shut_after(MEANWHILE)
     for _ in range(workers):
         crowd.start()
     crowd.until(lambda: len(crowd.owned()) == workers, what="a full team")
     for deed in deeds:
-        if not reach(crowd, asked(crowd) + nemesis.rng.randint(*EVERY)):
+        more = nemesis.rng.randint(*EVERY)
+        crowd.gate.shut_after(more + IN_VAIN)
+        if not reach(crowd, asked(crowd) + more):
             break
+        crowd.gate.shut_after(MEANWHILE)
         nemesis.act(deed)
+    crowd.gate.open()
     crowd.ended()
     wanted = Counter(deed for deed in deeds if crowd.server is not None or deed in ("kill", "freeze"))
     quiet = crowd.beside(f"sqlite:///{crowd.folder}/quiet.db", delay=0)

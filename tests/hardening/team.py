@@ -1,18 +1,20 @@
 """Workers of one job, on any kind of database: started, hit, and asked by its rows what became of it.
 
 with team(forks, databases.new(), Shop(products=60, hosts=4), folder) as crowd:
-    first, second = crowd.start(), crowd.start()
-    crowd.until(lambda: crowd.shares() == [4, 4])
+    with crowd.unfinished():
+        first, second = crowd.start(), crowd.start()
+        crowd.until(lambda: crowd.shares() == [4, 4])
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +23,11 @@ from urllib.request import urlopen
 
 from limpet.demo.catalogue import Shop
 from limpet.demo.replies import Site
-from limpet.demo.site import running
-from limpet.errors import StoreError, UsageError
-from limpet.store import jobs
+from limpet.engine.load import load
+from limpet.engine.sources import sources_of
+from limpet.errors import LimpetError, StoreError, UsageError
+from limpet.settings import Settings
+from limpet.store import Store, hosts, jobs, open_store, requests
 from limpet.store.dialect import Row, sqlite_path
 from limpet.store.export import Tally, choose, chunks
 from limpet.store.opening import connect
@@ -33,13 +37,23 @@ from limpet.store.views import snapshot
 from tests.crash.crawler import Life
 from tests.crash.nursery import LOOK_S, PATIENCE_S, Born, Nursery
 from tests.crash.trial import SPIDERS
+from tests.e2e.gate import Gate, gated
 
 #: Eight shards, small windows, and a heartbeat of 0.4 s: whatever happens, happens soon, and a commit has several parts.
-FLAGS: Mapping[str, object] = {"shards": 8, "lease": 2, "commit-pages": 20, "commit-pages-first": 5, "commit-ms": 100, "backoff": 0.05}
+#: A site whose process stands still for a while is no outage, and strikes nobody.
+FLAGS: Mapping[str, object] = {
+    "shards": 8, "lease": 2, "commit-pages": 20, "commit-pages-first": 5, "commit-ms": 100, "backoff": 0.05,
+    "connect-timeout": 60, "read-timeout": 60, "total-timeout": 120,
+}  # fmt: skip
 
+#: Seconds of a lease that does not end by itself, also where a process stands still for a while; its heartbeats make a test slower.
+PATIENT_LEASE_S = 15
+
+#: Seconds that anything may take before a test fails instead of hanging.
+UNTIL_S = 2 * PATIENCE_S
 
 #: Seconds that a condition has to come true in, once every worker has ended: its last rows, its last processes.
-OVER_S = 10.0
+OVER_S = 30.0
 
 
 @dataclass(slots=True)
@@ -105,13 +119,64 @@ class Team:
         else:
             self.server.kill()
 
+    # -- what keeps a crawl from being over ------------------------------------------------
+
+    @property
+    def gate(self) -> Gate:
+        """The gate before the site's answers."""
+        assert isinstance(self.site.log, Gate)
+        return self.site.log
+
+    def hosts(self) -> list[str]:
+        """The hosts of the site."""
+        return [start.removeprefix("http://").rstrip("/") for start in self.site.shop.starts()]
+
     @contextmanager
-    def unfinished(self) -> Iterator[None]:
-        """Put a host on hold while the block runs: however slow the machine is, the crawl is not over before the block is."""
-        host = self.site.shop.starts()[-1].removeprefix("http://").rstrip("/")
-        self.until(lambda: self.limpet("pause", host, "--reason", "not yet")[0] == 0, what="a job")
+    def unfinished(self, *held: str) -> Iterator[None]:
+        """Put hosts, or the last one alone, on hold, before there is any worker, until the block ends without an error.
+
+        So the crawl is not over before the block is, however slow the machine is.
+        """
+        self.hold(*held)
         yield
-        assert self.limpet("resume", host)[0] == 0
+        self.let_go(*held)
+
+    def hold(self, *held: str) -> None:
+        """Make the job, where there is none, and put hosts on hold, or the last one alone."""
+        self.until(lambda: self._asked_to(held or self.hosts()[-1:], "not yet"), what="a hold")
+
+    def let_go(self, *held: str) -> None:
+        """End such a hold."""
+        self.until(lambda: self._asked_to(held or self.hosts()[-1:], ""), what="the end of a hold")
+
+    def _asked_to(self, held: Sequence[str], reason: str) -> bool:
+        """Ask for the hold of hosts, or its end, as a command does; False where the database, or a worker, was in the way."""
+        try:
+            with self._joined() as store:
+                for authority in held:
+                    hosts.ask_hold(store, authority, reason, "test")
+                requests.apply(store)
+        except LimpetError:
+            return False
+        return True
+
+    @contextmanager
+    def _joined(self) -> Iterator[Store]:
+        """The job, which is made where there is none yet, with the starts that workers are told."""
+        spider = load(SPIDERS / f"{self.spider}.py").spider
+        store = open_store(self.db, settings=Settings(shards=int(str(self.flags["shards"])), lease_s=60.0))
+        try:
+            sources = sources_of(spider, self.site.shop.starts(), None)
+            store.join(spider=spider.name, profile=spider.profile, sources=sources)
+            yield store
+        finally:
+            store.close()
+
+    def host(self, authority: str) -> hosts.HostState:
+        """What the database says of a host: what waits of it, what runs, and whether it is on hold."""
+        with self._joined() as store:
+            assert store.job is not None
+            return hosts.one(store.db, store.job, authority)
 
     @contextmanager
     def holding(self, shard: int) -> Iterator[None]:
@@ -139,19 +204,21 @@ class Team:
         born = self.forks.run(Life(arguments=[*words, "--db", self.db], output=str(output)))
         return self.forks.codes[born.pid], born.printed()
 
-    def until(self, condition: Callable[[], object], timeout_s: float = PATIENCE_S, *, what: str = "it") -> float:
+    def until(self, condition: Callable[[], object], timeout_s: float = UNTIL_S, *, what: str = "it") -> float:
         """Look until the condition holds: the seconds that it took. Too long fails the test."""
-        began = time.monotonic()
+        began = alive = time.monotonic()
         while not condition():
-            waited = time.monotonic() - began
-            is_over = bool(self.lives) and all(born.pid in self.forks.codes for born in self.lives)
-            if (is_over and waited > OVER_S) or waited > timeout_s:
+            now = time.monotonic()
+            if not self.lives or any(born.pid not in self.forks.codes for born in self.lives):
+                alive = now
+            waited = now - began
+            if now - alive > OVER_S or waited > timeout_s:
                 told = "".join(f"\n--- {born.pid}, {self.forks.codes.get(born.pid)}: {born.printed()}" for born in self.lives)
                 raise AssertionError(f"{what} did not come in {waited:.1f} s: {self.owned()}{told}")
             self.forks.wait(-1, LOOK_S)  # never born: a wait that nothing ends but its time
         return time.monotonic() - began
 
-    def ended(self, *, ok: frozenset[int] = frozenset({0, 6}), timeout_s: float = PATIENCE_S) -> list[int]:
+    def ended(self, *, ok: frozenset[int] = frozenset({0, 6}), timeout_s: float = UNTIL_S) -> list[int]:
         """The exit codes of all workers, once every one has ended; all must be among `ok`, or a SIGKILL of the test's own."""
         codes = [born.ended(timeout_s) for born in self.lives]
         strange = [born.printed() for born, code in zip(self.lives, codes, strict=True) if code not in (*ok, -signal.SIGKILL)]
@@ -163,7 +230,7 @@ class Team:
     def rows(self, sql: str, *values: object) -> list[Row]:
         """Rows, on a connection of their own: any worker may just be holding anything. None while there is no table, or no server."""
         try:
-            db = connect(self.db, readonly=True)
+            db = connect(self.db, readonly=True, lease_s=60.0)
             try:
                 return db.rows_text(sql, values)
             finally:
@@ -197,8 +264,12 @@ class Team:
         return {row[0] for row in self.rows("SELECT worker FROM worker WHERE pid = ?", pid)}
 
     def dead(self) -> dict[int, str]:
-        """Process -> why it was certified dead, of those that were."""
-        return dict(self.rows("SELECT pid, dead_reason FROM worker WHERE dead = 1"))
+        """Process -> why it was certified dead, of those that were; but for this one, which only asks."""
+        return dict(self.rows("SELECT pid, dead_reason FROM worker WHERE dead = 1 AND pid <> ? ORDER BY started_ms", os.getpid()))
+
+    def died_of(self, reason: str) -> set[int]:
+        """The processes of which any worker was certified dead for a reason."""
+        return {int(row[0]) for row in self.rows("SELECT pid FROM worker WHERE dead = 1 AND dead_reason = ?", reason)}
 
     def batches_of(self, names: Collection[str]) -> int:
         """How many batches workers of these names have committed."""
@@ -263,8 +334,8 @@ class Team:
 def team(
     forks: Nursery, db: str, shop: Shop, folder: Path, *, latency_s: float = 0.0, server: Any = None, **flags: object
 ) -> Iterator[Team]:
-    """A site that is served, and workers that end with the block."""
-    with running(shop, latency_s=latency_s, log=io.StringIO()) as site:
+    """A site that is served behind a gate, and workers that end with the block."""
+    with gated(shop, latency_s=latency_s) as (site, _):
         made = Team(forks, db, site, folder, {**FLAGS, **flags}, server=server)
         try:
             yield made

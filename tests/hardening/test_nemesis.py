@@ -26,7 +26,7 @@ SHORT = [("sqlite", SHORT_KILLS), ("mysql", SHORT_KILLS), ("postgres", SHORT_FRE
 @pytest.mark.parametrize("seed", [1])
 def test_whatever_happens_to_workers_and_server_the_records_are_those_of_a_quiet_crawl(new_team: NewTeam, seed: int) -> None:
     """Kills, freezes beyond the lease, cut connections and an immediate restart, all of which happened; equal hash, and a proof."""
-    crowd = new_team(products=260, hosts=8, seed=seed, latency_s=0.03, lease=1, **{"per-host": 1, "delay": 0.05})
+    crowd = new_team(products=400, hosts=8, seed=seed, latency_s=0.03, lease=1, **{"per-host": 1, "delay": 0.05})
     assert haunted(crowd, seed) == []
 
 

@@ -70,13 +70,17 @@ def stopped_at(crowd: Team, step: str, *mutants: str) -> Zombie:
 
 
 def woken(new_team: NewTeam, steps: Sequence[str], *mutants: str) -> tuple[Team, list[Zombie], dict[str, int]]:
-    """Zombies that have just been woken, after a last worker has all shards; and how many batches each had committed by then."""
-    crowd = new_team(products=80, lease=1, **{"per-host": 1, "delay": 0.02})
-    zombies = [stopped_at(crowd, step, *mutants) for step in steps]
-    other = crowd.start()
-    crowd.until(lambda: crowd.owned() == {other.pid: 8}, what="a take-over")
-    assert all(zombie.born.is_frozen for zombie in zombies)
-    batches = {zombie.step: crowd.batches_of(zombie.names) for zombie in zombies}
+    """Zombies that have just been woken, after a last worker has all shards; and how many batches each had committed by then.
+
+    The windows are so small, and the shop so large, that there is something to do for each of them.
+    """
+    crowd = new_team(products=240, lease=1, **{"per-host": 1, "delay": 0.02, "commit-pages": 8})
+    with crowd.unfinished():
+        zombies = [stopped_at(crowd, step, *mutants) for step in steps]
+        other = crowd.start()
+        crowd.until(lambda: crowd.owned() == {other.pid: 8}, what="a take-over")
+        assert all(zombie.born.is_frozen for zombie in zombies)
+        batches = {zombie.step: crowd.batches_of(zombie.names) for zombie in zombies}
     for zombie in zombies:
         zombie.born.signal(signal.SIGCONT)
     return crowd, zombies, batches
@@ -106,7 +110,7 @@ def test_workers_that_stop_outside_a_transaction_and_wake_after_a_take_over_writ
 
 
 @on_sqlite
-@pytest.mark.parametrize("patience_s", [20, 0])
+@pytest.mark.parametrize("patience_s", [600, 0])
 def test_a_worker_that_begins_while_another_sleeps_inside_a_transaction_of_a_file_waits(new_team: NewTeam, patience_s: float) -> None:
     """And says for whom. The twin without patience ends at once, resumable. Nobody but the sleeper can let the file go."""
     crowd = new_team(products=40, lease=1, **{"per-host": 1, "delay": 0.02})
@@ -130,20 +134,25 @@ def test_a_worker_that_begins_while_another_sleeps_inside_a_transaction_of_a_fil
 def test_nothing_is_copied_once_others_may_wait_for_a_row(new_team: NewTeam) -> None:
     """A COPY whose client sleeps is ended by no time-out: a commit begins none after its fence, nor a take-over after its own."""
     crowd = new_team(products=40, latency_s=0.1)
+    crowd.gate.shut_after(20)
     first = crowd.start()
     crowd.until(lambda: crowd.site.stats.requests > 20)
     first.kill()
+    crowd.gate.open()
     second = crowd.start(hooks={"mutants": ["dies_of_a_late_copy"]})
     assert second.ended() == 0, second.printed()
     assert crowd.outcomes()["lost"] > 0
     assert crowd.faults() == []
 
 
+#: Seconds of the reader's lease: so little that its server soon sees to it, and more than it takes from one statement to the next.
+LEASE_S = 4
+
 #: Holds rows, and asks for an answer that no socket's buffer holds.
-READER = """
+READER = f"""
 import sys
 from limpet.store.opening import connect
-db = connect(sys.argv[1], lease_s=1)
+db = connect(sys.argv[1], lease_s={LEASE_S})
 db.begin()
 db.run_text("UPDATE held SET x = x + 1")
 db.run_text(sys.argv[2])
@@ -152,15 +161,17 @@ db.rows_text("SELECT REPEAT('x', 1000000) FROM held AS a, held AS b, held AS c")
 """
 
 
-def sleeps_in_an_answer(databases: Databases, *, setting: str) -> bool:
-    """Whether a reader that sleeps in the middle of a large answer lets the rows go that it holds, within three of its leases."""
+def sleeps_in_an_answer(databases: Databases, *, setting: str, tries: int) -> bool:
+    """Whether a reader that sleeps in the middle of a large answer lets the rows go that it holds, before so many tries to write to them.
+
+    Each try waits for half of its lease.
+    """
     dsn = databases.new()
-    db = connect(dsn, lease_s=1)
-    db.begin()
-    db.run_text("CREATE TABLE held (x INTEGER)")
-    for _ in range(6):
-        db.run_text("INSERT INTO held VALUES (0)")
-    db.commit()
+    db = connect(dsn, lease_s=LEASE_S)
+    for sql in ("CREATE TABLE held (x INTEGER)", "INSERT INTO held VALUES (0), (0), (0), (0), (0), (0)"):
+        db.begin()
+        db.run_text(sql)
+        db.commit()
     with subprocess.Popen([sys.executable, "-c", READER, dsn, setting], stdout=subprocess.PIPE) as reader:
         try:
             assert reader.stdout
@@ -169,7 +180,7 @@ def sleeps_in_an_answer(databases: Databases, *, setting: str) -> bool:
                 assert reader.poll() is None
             reader.send_signal(signal.SIGSTOP)
             assert db.rows_text(ANSWERS[databases.name])
-            return any(_may_write(db) for _ in range(6))  # each waits for half a lease, or a second
+            return any(_may_write(db) for _ in range(tries))
         finally:
             reader.kill()
             db.close()
@@ -196,13 +207,13 @@ def _may_write(db: Database) -> bool:
 @on_servers
 def test_a_worker_that_sleeps_in_the_middle_of_an_answer_lets_its_rows_go(databases: Databases) -> None:
     """The server cannot send the rest, and no limit on statements ends that: one on what its peer takes does."""
-    assert sleeps_in_an_answer(databases, setting="UPDATE held SET x = x")
+    assert sleeps_in_an_answer(databases, setting="UPDATE held SET x = x", tries=30)
 
 
 @pytest.mark.parametrize("databases", ["postgres"], indirect=True)
 def test_without_a_limit_on_what_its_peer_takes_a_server_would_wait_for_ever(databases: Databases) -> None:
     """The twin."""
-    assert not sleeps_in_an_answer(databases, setting="SET LOCAL tcp_user_timeout = 0")
+    assert not sleeps_in_an_answer(databases, setting="SET LOCAL tcp_user_timeout = 0", tries=6)
 
 
 def test_every_step_of_a_commit_and_a_take_over_has_its_zombie() -> None:

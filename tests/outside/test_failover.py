@@ -26,8 +26,8 @@ from tests.servers.replica import Pair
 
 pytestmark = [pytest.mark.needs_postgres, pytest.mark.slow]
 
-#: Batches that the primary acknowledges and the replica never hears of.
-UNHEARD = 12
+#: Batches that the primary acknowledges and the replica never hears of, and more than enough answers for them.
+UNHEARD, ANSWERS = 12, 250
 
 
 @dataclass
@@ -74,25 +74,35 @@ def trial(forks: Nursery, folder: Path, *, synchronous: bool = False) -> Iterato
     """A pair of servers and a shop; no worker yet."""
     with replica.pair(synchronous=synchronous) as both:
         dsn = both.new_database()
-        with team(forks, dsn, Shop(products=240, hosts=8), folder, latency_s=0.03, **{"per-host": 2}) as crowd:
+        with team(forks, dsn, Shop(products=480, hosts=8), folder, latency_s=0.03, **{"per-host": 2}) as crowd:
             yield Trial(both, crowd, dsn.partition("?")[0].rpartition("/")[2], [])
+
+
+def at_work(run: Trial, shares: list[int], **hooks: Any) -> None:
+    """Start workers who share the shards as said, and let them get somewhere, but not to the end: the site answers only so often."""
+    run.crowd.gate.shut_after(ANSWERS // 2)
+    with run.crowd.unfinished(*run.crowd.hosts()):
+        for _ in shares:
+            run.start(**hooks)
+        run.crowd.until(lambda: run.crowd.shares() == shares)
+    run.crowd.until(lambda: run.crowd.site.stats.requests > 20, what="progress")
 
 
 def lose_some(run: Trial) -> tuple[int, int]:
     """Let the replica miss batches, and fail over to it."""
-    run.crowd.until(lambda: run.crowd.site.stats.requests > 20, what="progress")
     run.both.deafen()
     before = run.batches()
+    run.crowd.gate.shut_after(ANSWERS)
     run.crowd.until(lambda: run.batches() >= before + UNHEARD, what="more batches")
-    return run.fail_over()
+    lost = run.fail_over()
+    run.crowd.gate.open()
+    return lost
 
 
 def test_what_an_asynchronous_replica_never_heard_is_noticed_and_collected_again(forks: Nursery, tmp_path: Path) -> None:
     """Acknowledged batches are gone: workers say so, drop what they knew, take their shards over anew, and complete."""
     with trial(forks, tmp_path) as run:
-        run.start()
-        run.start()
-        run.crowd.until(lambda: run.crowd.shares() == [4, 4])
+        at_work(run, [4, 4])
         had, has = lose_some(run)
         assert has < had
         run.crowd.ended()
@@ -107,8 +117,7 @@ def test_what_an_asynchronous_replica_never_heard_is_noticed_and_collected_again
 def test_a_worker_that_kept_its_memory_over_a_fail_over_would_lose_pages(forks: Nursery, tmp_path: Path) -> None:
     """The twin: links that it takes for known are nowhere, so their pages are never asked for."""
     with trial(forks, tmp_path) as run:
-        run.start(mutants=["remembers_what_was_lost"])
-        run.crowd.until(lambda: run.crowd.shares() == [8])
+        at_work(run, [8], mutants=["remembers_what_was_lost"])
         had, has = lose_some(run)
         assert has < had
         run.crowd.ended(ok=frozenset({0, 3, 4, 6, 7, 8}))
@@ -119,12 +128,11 @@ def test_a_worker_that_kept_its_memory_over_a_fail_over_would_lose_pages(forks: 
 def test_with_a_synchronous_replica_nothing_that_was_acknowledged_happens_twice(forks: Nursery, tmp_path: Path) -> None:
     """Whatever a worker took for committed is there after the fail-over; the doctor says of both kinds what they are worth."""
     with trial(forks, tmp_path, synchronous=True) as run:
-        run.start()
-        run.start()
-        run.crowd.until(lambda: run.crowd.shares() == [4, 4])
+        at_work(run, [4, 4])
         run.crowd.until(lambda: run.crowd.site.stats.requests > 60, what="progress")
         assert replication(run) == "ok"
         run.fail_over()
+        run.crowd.gate.open()
         run.crowd.ended()
         assert [line for line, times in run.acknowledged().items() if times > 1] == []
         assert "the database went back" not in "".join(born.printed() for born in run.crowd.lives)

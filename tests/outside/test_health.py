@@ -16,7 +16,7 @@ from limpet.store.postgres import limits
 from limpet.store.postgres_words import STORAGE
 from tests.conftest import on_servers
 from tests.crash.nursery import Nursery
-from tests.hardening.team import team
+from tests.hardening.team import PATIENT_LEASE_S, team
 from tests.servers import replica
 from tests.servers.kinds import Databases
 
@@ -75,13 +75,20 @@ def test_a_worker_has_three_connections_and_a_crew_three_each(forks: Nursery, da
         sql = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'limpet'"
     else:
         sql = f"SELECT count(*) FROM information_schema.PROCESSLIST WHERE db = '{name}'"
-    with team(forks, dsn, Shop(products=200, hosts=8), tmp_path, latency_s=0.1) as crowd:
-        crowd.start()
-        crowd.start()
-        crowd.until(lambda: crowd.shares() == [4, 4])
-        counts = []
-        crowd.until(lambda: counts.append(int(ask(dsn, sql)[0][0])) or crowd.site.stats.requests > 150, what="progress")
-        assert max(counts) == 2 * CONNECTIONS_OF_WORKER
+    wanted, counts = 2 * CONNECTIONS_OF_WORKER, [0]
+
+    def counted() -> int:
+        counts.append(int(ask(dsn, sql)[0][0]))
+        return counts[-1]
+
+    with team(forks, dsn, Shop(products=200, hosts=8), tmp_path, latency_s=0.1, lease=PATIENT_LEASE_S) as crowd:
+        with crowd.unfinished(crowd.hosts()[0]):
+            crowd.start()
+            crowd.start()
+            crowd.until(lambda: crowd.shares() == [4, 4])
+            crowd.until(lambda: counted() == wanted, what="every connection")
+            crowd.until(lambda: counted() and crowd.site.stats.requests > 150, what="progress")
+        assert max(counts) == wanted
         crowd.site.latency_s = 0.0
         crowd.ended()
 

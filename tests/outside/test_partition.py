@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.needs_namespaces, pytest.mark.slow, pytest.mark.parame
 
 LEASE_S = float(str(FLAGS["lease"]))
 HEARTBEAT_S = LEASE_S / 5
-#: Seconds that a loaded machine may add to anything.
-SLACK_S = 5.0
+#: Seconds that a loaded machine may add to anything, also by standing still.
+SLACK_S = 30.0
 #: Seconds of an answer while the crawl is to last, and afterwards.
 SLOW_S, FAST_S = 1.0, 0.0
 
@@ -90,13 +90,13 @@ class Two:
 
     def cut_off(self, victim: Born, other: Born) -> tuple[set[str], float]:
         """Cut the cable, and wait until another has all shards: the names that are used up, and the seconds that it took."""
-        names = self.here.names(victim.pid)
         self.away.cut()
+        names = self.here.names(victim.pid)
         return names, self.here.until(lambda: self.here.owned() == {other.pid: 8}, what="a take-over")
 
 
 @contextmanager
-def two(kind: str, forks: Nursery, folder: Path, *, products: int = 500, **more: object) -> Iterator[Two]:
+def two(kind: str, forks: Nursery, folder: Path, *, products: int = 1_000, **more: object) -> Iterator[Two]:
     """A slow shop, a server, and a place for a worker on either side of the cable."""
     shop = Shop(products=products, hosts=24)  # so many that every shard has some
     with (
@@ -176,5 +176,5 @@ def test_without_the_fence_a_worker_that_was_cut_off_would_write_on(kind: str, f
             used_up |= names
         both.here.site.latency_s = FAST_S
         for born in (first, second):
-            born.wait(20)
+            born.wait()
         assert harm() or both.here.faults() != []

@@ -16,12 +16,12 @@ import pytest
 
 from limpet.demo.catalogue import Shop
 from limpet.demo.replies import Site
-from limpet.demo.site import running as served
 from limpet.store.dialect import public_dsn
 from limpet.store.opening import connect
 from tests.conftest import on_servers
 from tests.crash.trial import SPIDERS
 from tests.e2e.conftest import Limpet, limpet
+from tests.e2e.gate import Gate, gated
 from tests.servers.kinds import Databases
 
 __all__ = ["limpet"]  # a fixture
@@ -80,6 +80,8 @@ def place(databases: Databases, limpet: Limpet) -> Iterator[Place]:
         with psycopg.connect(made.admin, autocommit=True) as admin:
             admin.execute(f"CREATE ROLE {made.role} LOGIN SUPERUSER PASSWORD '{SECRET}'")
             admin.execute("SELECT pg_reload_conf()")
+        while lets_in(made.dsn("")):  # the server reads its rules anew when it comes to it
+            pass
         yield made
         rules.write_text(before, encoding="utf-8")
         with psycopg.connect(made.admin, autocommit=True) as admin:
@@ -95,11 +97,22 @@ def place(databases: Databases, limpet: Limpet) -> Iterator[Place]:
     yield made
 
 
+def lets_in(dsn: str) -> bool:
+    """Whether a PostgreSQL server takes somebody without a password."""
+    import psycopg
+
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
 @pytest.fixture
-def shop() -> Iterator[Site]:
-    """Slow enough to be looked at meanwhile."""
-    with served(Shop(products=60, hosts=4), latency_s=0.05) as site:
-        yield site
+def gated_shop() -> Iterator[tuple[Site, Gate]]:
+    """A shop that can be made to wait until it has been looked at."""
+    with gated(Shop(products=60, hosts=4)) as both:
+        yield both
 
 
 def command_lines(of: int) -> list[str]:
@@ -128,10 +141,12 @@ def shows(text: str) -> bool:
     return any(part in text for part in (SECRET, IN_ADDRESS, "Tide", "pool?42", "pool%3F42"))
 
 
-def test_a_password_is_in_nothing_that_a_working_crew_leaves_behind(place: Place, shop: Site, tmp_path: Path) -> None:
+def test_a_password_is_in_nothing_that_a_working_crew_leaves_behind(place: Place, gated_shop: tuple[Site, Gate], tmp_path: Path) -> None:
     """Two workers with all their logs; every command that says where it works; `ps`, and each row of the database."""
+    shop, gate = gated_shop
+    gate.shut_after(20)
     starts = [word for start in shop.shop.starts() for word in ("--start", start)]
-    words = ["run", SPIDER, "--workers", "2", "--log-level", "debug", "--log-format", "json", "--lease", "2", *starts]
+    words = ["run", SPIDER, "--workers", "2", "--log-level", "debug", "--log-format", "json", "--read-timeout", "60", *starts]
     log = tmp_path / "log"
     seen: list[str] = []
     with log.open("w") as file:
@@ -142,6 +157,8 @@ def test_a_password_is_in_nothing_that_a_working_crew_leaves_behind(place: Place
         look = threading.Event()
         while crew.poll() is None:
             seen += command_lines(crew.pid)
+            if any("limpet worker" in line for line in seen) and shop.stats.requests > 20:
+                gate.open()
             look.wait(0.05)
     assert crew.returncode == 0, log.read_text(encoding="utf-8")
     assert sum("limpet worker" in line for line in {*seen}) >= 1

@@ -43,27 +43,28 @@ def test_the_checks_tell_the_truth_of_a_worker_that_works_freezes_and_dies(forks
     """What a pod is asked, from before there is a job to after its worker is gone."""
     with team(forks, databases.new(), Shop(products=400, hosts=24), tmp_path, latency_s=1.0) as crowd:
         assert answers(crowd) == (YES, YES)  # no job yet: nothing to be alive or ready for
-        born = crowd.start()
-        crowd.until(lambda: crowd.shares() == [8])
-        assert answers(crowd) == (YES, YES)
-        assert crowd.limpet("pause", "--job", "--reason", "lunch")[0] == 0
-        assert answers(crowd) == (YES, NO)  # whoever is not ready gets no work; that is no reason to kill it
-        born.ended()
-        assert crowd.limpet("resume", "--job")[0] == 0
-        assert answers(crowd) == (NO, NO)
-        born = crowd.start()
-        crowd.until(lambda: crowd.shares() == [8])
-        born.signal(signal.SIGSTOP)
-        crowd.until(lambda: answers(crowd) == (NO, NO), what="the end of its lease")
-        born.signal(signal.SIGCONT)
-        crowd.until(lambda: answers(crowd) == (YES, YES), what="its return")
-        with outage(databases.server):  # type: ignore[attr-defined]
-            assert answers(crowd) == (YES, NOBODY_KNOWS)  # a database that is away is no reason to kill a worker that waits for it
-        crowd.until(lambda: answers(crowd) == (YES, YES), what="its return after the outage")
-        born.kill()
-        crowd.until(lambda: answers(crowd) == (NO, NO), what="its death")
-        with outage(databases.server):  # type: ignore[attr-defined]
-            assert answers(crowd) == (NO, NOBODY_KNOWS)
+        with crowd.unfinished():
+            born = crowd.start()
+            crowd.until(lambda: crowd.shares() == [8])
+            crowd.until(lambda: answers(crowd) == (YES, YES), what="a worker that is ready")
+            assert crowd.limpet("pause", "--job", "--reason", "lunch")[0] == 0
+            assert answers(crowd) == (YES, NO)  # whoever is not ready gets no work; that is no reason to kill it
+            born.ended()
+            assert crowd.limpet("resume", "--job")[0] == 0
+            assert answers(crowd) == (NO, NO)
+            born = crowd.start()
+            crowd.until(lambda: crowd.shares() == [8])
+            born.signal(signal.SIGSTOP)
+            crowd.until(lambda: answers(crowd) == (NO, NO), what="the end of its lease")
+            born.signal(signal.SIGCONT)
+            crowd.until(lambda: answers(crowd) == (YES, YES), what="its return")
+            with outage(databases.server):  # type: ignore[attr-defined]
+                assert answers(crowd) == (YES, NOBODY_KNOWS)  # a database that is away is no reason to kill a worker that waits for it
+            crowd.until(lambda: answers(crowd) == (YES, YES), what="its return after the outage")
+            born.kill()
+            crowd.until(lambda: answers(crowd) == (NO, NO), what="its death")
+            with outage(databases.server):  # type: ignore[attr-defined]
+                assert answers(crowd) == (NO, NOBODY_KNOWS)
         crowd.site.latency_s = 0.0
         crowd.start()
         crowd.until(lambda: all(life.wait(0) is not None for life in crowd.lives), what="the end")

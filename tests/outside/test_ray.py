@@ -17,7 +17,7 @@ from limpet.demo.catalogue import Shop
 from tests.crash.nursery import Nursery
 from tests.crash.trial import SPIDERS
 from tests.e2e.conftest import Limpet, limpet
-from tests.hardening.team import Team, team
+from tests.hardening.team import PATIENT_LEASE_S, UNTIL_S, Team, team
 from tests.servers import ray_cluster
 from tests.servers.kinds import Databases
 from tests.servers.ray_cluster import ENVIRONMENT, RayCluster
@@ -85,11 +85,11 @@ def cluster() -> Iterator[RayCluster]:
 def test_a_wish_to_stop_reaches_workers_elsewhere_once(forks: Nursery, databases: Databases, cluster: RayCluster, tmp_path: Path) -> None:
     """SIGTERM: both give up their shards and are retired, no try is lost, and the exit code says resumable."""
     log = tmp_path / "log"
-    with team(forks, databases.new(), Shop(products=400, hosts=24), tmp_path, latency_s=0.5) as crowd:
-        with command(crowd, cluster, log) as running:
+    with team(forks, databases.new(), Shop(products=400, hosts=24), tmp_path, latency_s=0.5, lease=PATIENT_LEASE_S) as crowd:
+        with crowd.unfinished(), command(crowd, cluster, log) as running:
             crowd.until(lambda: crowd.shares() == [4, 4] or running.poll() is not None, what="two workers")
             running.send_signal(signal.SIGTERM)
-            assert running.wait(60) == 4, log.read_text(encoding="utf-8")
+            assert running.wait(UNTIL_S) == 4, log.read_text(encoding="utf-8")
         assert set(crowd.dead().values()) == {"stopped"}
         assert crowd.outcomes()["lost"] == 0
 
@@ -104,16 +104,20 @@ def test_actors_and_a_node_that_are_lost_are_replaced_and_the_job_completes(
     """
     log = tmp_path / "log"
     with team(forks, databases.new(), Shop(products=400, hosts=24), tmp_path, latency_s=1.0) as crowd:
+        crowd.hold()
         with command(crowd, cluster, log) as running:
+            left: dict[int, int] = {}  # process of a worker -> its node
 
             def two(*, without: set[int] = frozenset()) -> bool:  # type: ignore[assignment]
                 assert running.poll() is None, log.read_text(encoding="utf-8")
-                return len(crowd.owned()) == 2 and not without & crowd.owned().keys()
+                pids = crowd.owned().keys()
+                if len(pids) != 2 or without & pids:
+                    return False
+                left.update({pid: raylet_of(pid) for pid in pids} if not left else {})
+                return True
 
             crowd.until(two, what="two workers")
-            first, second = crowd.owned()
-            assert raylet_of(first) != raylet_of(second)  # spread over both nodes
-            left = {first: raylet_of(first), second: raylet_of(second)}
+            assert len({*left.values()}) == 2  # spread over both nodes
             cluster.remove_node()
             lost = {pid for pid, raylet in left.items() if not is_alive(raylet)}
             assert len(lost) == 1
@@ -121,8 +125,9 @@ def test_actors_and_a_node_that_are_lost_are_replaced_and_the_job_completes(
             (kept,) = left.keys() - lost
             os.kill(parent_of(kept), signal.SIGKILL)
             crowd.until(lambda: two(without={*left}), what="another actor")
+            crowd.let_go()
             crowd.site.latency_s = 0.0
-            assert running.wait(120) == 0, log.read_text(encoding="utf-8")
+            assert running.wait(2 * UNTIL_S) == 0, log.read_text(encoding="utf-8")
             said = log.read_text(encoding="utf-8")
             assert said.count("was lost with its actor: another one takes its place") >= 2, said
         assert crowd.faults() == []

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -23,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+
+#: Ports of servers, which keep theirs while they are stopped: Linux gives those from 32768 on to connections.
+PORTS = (20_000, 32_000)
 
 #: What keeps a test server small, and as strict as a real one: fsync stays on.
 CONFIGURATION = """
@@ -152,10 +156,13 @@ def _wait(server: PostgresServer) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as line:
-        line.bind(("127.0.0.1", 0))
-        return int(line.getsockname()[1])
+    """A port that nobody has now, from below those that the system gives to whoever asks for any: nobody gets it by chance meanwhile."""
+    lot = random.SystemRandom()
+    while True:
+        port = lot.randrange(*PORTS)
+        with socket.socket() as line, contextlib.suppress(OSError):
+            line.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -172,11 +179,11 @@ def running(extra: str = "", *, folder: Path | None = None) -> Iterator[Postgres
         home.mkdir(mode=0o700)
         if identity:
             os.chown(home, identity["user"], identity["group"])
-        port = free_port()
         subprocess.run(
             [binaries / "initdb", "-D", home / "data", "-U", "postgres", "-A", "trust", "--no-sync", "--locale=C", "--encoding=UTF8"],
             check=True, cwd=home, stdout=subprocess.DEVNULL, **identity,
         )  # fmt: skip
+        port = free_port()
         with (home / "data" / "postgresql.auto.conf").open("a") as file:
             file.write(f"{CONFIGURATION}{extra}\nport = {port}\nunix_socket_directories = '{home}'\n")
         (home / "log").touch()

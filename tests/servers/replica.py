@@ -68,6 +68,7 @@ class Pair:
 
     def deafen(self) -> None:
         """From now on the replica hears nothing: the process that sends to it is frozen."""
+        _until(lambda: self.sender() > 0, "the primary sends nothing")
         os.kill(self.sender(), signal.SIGSTOP)
         self.is_deaf = True
 

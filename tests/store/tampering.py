@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from limpet.store import ledger
 from limpet.store.dialect import Database
 from limpet.store.proofs import FAULTS, Remedy
+from limpet.store.tables import pack, unpack
 from tests.store.hands import drop_index, emitted, in_words_of, link
 
 Picked = dict[str, object]
@@ -162,11 +163,11 @@ def swap_with_offer(db: Database, picked: Picked) -> None:
     row = db.rows_text(query, (offer[0],))[0]
     db.run_text(
         "UPDATE shop_product SET _task_key = ?, _task = ?, _try = ?, _n = ?, _shard = ?, _content = ?, price = ?, seen = ? WHERE _id = ?",
-        (*offer[1:7], *json.loads(offer[7])[1:], row[0]),
+        (*offer[1:7], *unpack(offer[7], ["price", "seen"]), row[0]),
     )
     db.run_text(
         f"UPDATE offer SET task_key = ?, task = ?, try = ?, n = ?, shard = ?, content = ?, row_json = ? {here}",
-        (*row[1:7], json.dumps(list(row[7:]), separators=(",", ":"))),
+        (*row[1:7], pack(["sku", "price", "seen"], row[7:])),
     )
 
 

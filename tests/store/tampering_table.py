@@ -258,7 +258,7 @@ RECORDS: list[Tampering] = [
     T("a record is hidden", RECORD, _record("_closed = '0'"), "closed", also=("lacks",)),
     T("a record is forged", RECORD, forge_record, "extra", also=("total",)),
     T("an offer is gone", OFFER, f"DELETE FROM offer {OFFERED}", "lacks"),
-    T("an offer is changed", OFFER, _offer("row_json = '[\"s1\",99,0]'"), "offer"),
+    T("an offer is changed", OFFER, _offer('row_json = \'{{"price":99,"seen":0,"sku":"s1"}}\''), "offer"),
     T("an offer cannot be read", OFFER, _offer("row_json = 'nothing'"), "offer"),
     T("an offer is of another try", OFFER, _offer("try = try + 5"), "offer", also=("lacks",)),
     T("the higher task key has won", OFFER, swap_with_offer, "unopposed", batch=None),

@@ -31,6 +31,7 @@ NAMES = ("a", "b", "c")
 
 Rows = dict[tuple[str, str], tuple[object, ...]]
 Choosing = dict[str, object]
+Writer = Callable[[int, threading.Event], threading.Thread]
 
 
 def read(db: Database, after: str = "", **chosen: object) -> tuple[Rows, str]:
@@ -142,11 +143,11 @@ def emit_some(hand: Hand, shard: int, number: int) -> None:
 
 
 @pytest.fixture
-def writer(store: Store) -> Iterator[Callable[[int], threading.Thread]]:
-    """A worker on a thread of its own that commits so many rounds to every shard."""
+def writer(store: Store) -> Iterator[Writer]:
+    """A worker on a thread of its own that commits so many rounds to every shard; after the first it waits until it may go on."""
     started: list[threading.Thread] = []
 
-    def start(rounds: int) -> threading.Thread:
+    def start(rounds: int, may_go_on: threading.Event) -> threading.Thread:
         def work() -> None:
             hand = Hand.on(store)
             hand.take()
@@ -154,6 +155,7 @@ def writer(store: Store) -> Iterator[Callable[[int], threading.Thread]]:
                 for number in range(rounds):
                     for shard in range(SHARDS):
                         emit_some(hand, shard, number)
+                    may_go_on.wait(60)
             finally:
                 hand.leave()
 
@@ -166,13 +168,15 @@ def writer(store: Store) -> Iterator[Callable[[int], threading.Thread]]:
         thread.join()
 
 
-def test_exports_beside_a_writer_are_together_the_whole(store: Store, writer: Callable[[int], threading.Thread]) -> None:
+def test_exports_beside_a_writer_are_together_the_whole(store: Store, writer: Writer) -> None:
     """However its commits and our snapshots fall: no row is missing, and no batch is read as new twice."""
-    thread = writer(12)
+    may_go_on = threading.Event()
+    thread = writer(12, may_go_on)
     with closing(store.again(readonly=True)) as reading:
         reader = Reader(reading.db)
         while thread.is_alive():
             reader.catch_up()
+            may_go_on.set()
         exports_beside, before = reader.cursor, reader.read
         reader.catch_up()
         assert exports_beside

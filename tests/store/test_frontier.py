@@ -160,11 +160,11 @@ def test_a_retry_waits_until_it_is_due_and_then_joins_the_others(hire: Hire) -> 
     hand = hire(0)
     hand.seed(*pages(0, 2))
     first, second = hand.claim()
-    answer = hand.finish(failed(first, 60_000), throttled(second, 30_000), want=9)
+    answer = hand.finish(failed(first, 1_200_000), throttled(second, 600_000), want=9)
     assert answer.claims == ()
     due_in_ms = answer.next_due_ms[0]
     assert due_in_ms is not None
-    assert 25_000 < due_in_ms <= 30_000
+    assert 300_000 < due_in_ms <= 600_000
     is_due(hand)
     assert {claim.id for claim in hand.claim()} == {first.id, second.id}
     assert hand.commit(hand.part(0)).next_due_ms[0] is None

@@ -205,7 +205,7 @@ def mend_and_crawl(store: Store, change: Callable[[Database], object]) -> Repair
         "UPDATE shop_product SET _try = 7 WHERE sku = 's3'",
         "UPDATE shop_product SET _closed = 'x'",
         "DELETE FROM offer WHERE task > 9",
-        "UPDATE offer SET row_json = '[\"s1\",1,1]'",
+        'UPDATE offer SET row_json = \'{"price":1,"seen":1,"sku":"s1"}\'',
         "DELETE FROM task WHERE id = 12",
         "UPDATE task SET state = 'pending', lane = 'ready' WHERE state = 'done'",
     ],

@@ -218,7 +218,7 @@ def test_the_gauge_goes_on_while_the_database_is_away_and_tells_the_rate_of_the_
 
         gauge.on_read = note
         keeping = asyncio.create_task(gauge.keep())
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 60)
         keeping.cancel()
         return seen
 

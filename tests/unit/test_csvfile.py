@@ -43,7 +43,7 @@ def test_a_file_is_read_in_its_own_encoding(tmp_path: Path, encoding: str) -> No
 
 
 @given(st.lists(st.tuples(FIELDS, FIELDS).filter(any), min_size=1, max_size=8), st.integers(1, 4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_pieces_of_any_size_are_the_whole(tmp_path: Path, rows: list[tuple[str, str]], piece: int) -> None:
     """Wherever reading was ended, it goes on there."""
     place = written(tmp_path / "k.csv", [["a", "b"], *map(list, rows)], "utf-8")

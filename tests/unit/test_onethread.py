@@ -23,7 +23,7 @@ class Asked:
         self.calls.append(list(keys))
         if b"error" in keys:
             raise StoreUnavailable("the disk is gone")
-        self.may_answer.wait(10)
+        self.may_answer.wait(60)
         return {key for key in keys if key.startswith(b"y")}
 
 

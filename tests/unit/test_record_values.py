@@ -193,8 +193,9 @@ def test_text_from_a_page_does_not_keep_the_page() -> None:
         (int, "12", "expected int, found str '12'; write int('12')"),
         (int, 1.0, "expected int, found float 1.0; write int(1.0) or round(1.0)"),
         (int, None, "expected int, found None; declare the field int | None, unless it is part of the key"),
-        (int, 2**63, "expected an int of 64 bits, found one of 64 bits; write it as str or Decimal"),
-        (int, -(2**63) - 1, "expected an int of 64 bits, found one of 64 bits; write it as str or Decimal"),
+        (int, 2**63, f"expected an int of 64 bits, -2**63 to 2**63 - 1, found {2**63}; write it as str or Decimal"),
+        (int, -(2**63) - 1, f"expected an int of 64 bits, -2**63 to 2**63 - 1, found {-(2**63) - 1}; write it as str or Decimal"),
+        (int, 10**1000, "expected an int of 64 bits, -2**63 to 2**63 - 1, found one of 3322 bits; write it as str or Decimal"),
         (float, "1.5", "expected float, found str '1.5'; write float('1.5')"),
         (float, True, "expected float, found bool True"),
         (

@@ -391,7 +391,7 @@ def test_a_table_name_that_a_database_would_cut_is_refused() -> None:
     class Long:
         id: int
 
-    with pytest.raises(UsageError, match="63"):
+    with pytest.raises(UsageError, match="58"):
         Spider("a_long_name_for_a_shop", records=[Long]).record_types()
 
 

@@ -7,6 +7,7 @@
     look.py        dead, export                         proving.py        verify, repair
     schedule.py    schedule                             backfill.py, diff.py   backfill, diff
     mend.py        retry, pause, resume, migrate, backup
+    spool.py       starts that can be read only once   child.py          the command by which Limpet starts itself
 
 A command is a function from its arguments to an exit code. Modules are imported when their command is
 given, so that `limpet status` does not wait for an HTTP client.
@@ -29,6 +30,7 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. No error that a user can cause leaves as a traceback."""
+    _replace_closed_streams()
     top = parser()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -192,6 +194,18 @@ def _operating(name: str) -> Command | None:
 
             return alert
     return None
+
+
+def _replace_closed_streams() -> None:
+    """Whoever started this process may have closed its standard streams: what is said there goes nowhere.
+
+    Their numbers are taken first: else a database would get one, and whatever is printed by number would go into it.
+    """
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(nowhere)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _let_stdout_go() -> None:

@@ -15,7 +15,7 @@ from limpet.cli.exits import Exit
 from limpet.cli.flags import job_flags, params, setting_flags, spider_file, starts_from, which_job, workers
 from limpet.cli.money_arguments import add_cost, add_seed
 from limpet.cli.slot_arguments import add_backfill, add_diff, add_schedule
-from limpet.cli.values import age, batch, line_of_text, pair, whole
+from limpet.cli.values import age, batch, line_of_text, pair, slot, whole
 
 EPILOG = """exit codes:
   0 complete and verified    3 complete, with dead letters    6 nothing to do      9 ownership lost
@@ -216,7 +216,7 @@ def _look_commands(commands: Commands) -> None:
     export.add_argument("--format", choices=("jsonl", "csv"), default="jsonl", help="a JSON object a line, or CSV (jsonl)")
     export.add_argument("-o", "--output", metavar="FILE", help="a file, which appears whole or not at all (stdout)")
     export.add_argument("--spider", metavar="NAME", help="whose dataset, where several spiders have one of that name")
-    export.add_argument("--slot", type=line_of_text, metavar="S", help="the rows of this slot; today is the present one")
+    export.add_argument("--slot", type=slot, metavar="S", help="the rows of this slot; today is the present one")
     export.add_argument("--all-slots", action="store_true", help="the rows of every slot, with the slot in each")
     export.add_argument(
         "--after", type=line_of_text, metavar="CURSOR", help="only rows written since the export that printed this cursor; @FILE reads it"
@@ -276,6 +276,7 @@ def _mend_commands(commands: Commands) -> None:
 
     migrate = commands.add("mend", "migrate", "bring a database to the schema of this release")
     migrate.add_argument("file", nargs="?", metavar="FILE", help="a spider's file, whose tables are made or widened too")
+    migrate.add_argument("--spider", metavar="NAME", default="", help="which one, where the file holds several")
     migrate.add_argument("--print", dest="printed", action="store_true", help="print the SQL and change nothing")
 
     backup = commands.add("mend", "backup", "copy the database while it is in use, and check the copy")

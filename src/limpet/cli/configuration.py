@@ -161,6 +161,8 @@ def read_file(path: str | None, folder: str = ".") -> File:
         raise UsageError(f"{shown}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{shown} is no TOML: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{shown}: lists or tables in it are nested too deeply; settings are no lists of lists") from error
     for name in tables:
         if name not in ("limpet", "spider"):
             near = _like(name, ("limpet", "spider"))

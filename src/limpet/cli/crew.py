@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count as numbers
 
-from limpet.cli import parameters
+from limpet.cli import child, parameters
 from limpet.cli.configuration import PREFIX
 from limpet.cli.database import file_of
 from limpet.cli.exits import Exit
@@ -210,7 +210,7 @@ def how_it_ended(code: int) -> str:
 
 def crew_of(args: argparse.Namespace, settings: Settings, address: str) -> Crew:
     """The crew that the arguments of `limpet run` ask for."""
-    command = [sys.executable, "-m", "limpet", "worker", args.file, "--json", "--quiet", "--slot", args.slot]
+    command = child.limpet("worker", args.file, "--json", "--quiet", "--slot", args.slot)
     command += ["--log-level", args.log_level, "--log-format", args.log_format]
     for flag, value in (("--spider", args.spider), ("--config", args.config)):
         command += [flag, value] if value else []

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-import limpet.demo.spider
+from limpet.cli.child import limpet
 from limpet.cli.exits import Exit
 from limpet.cli.printing import count, duration, note, say, say_json, table
+from limpet.demo import spider
 from limpet.demo.catalogue import Shop
 from limpet.demo.site import spawned
 from limpet.errors import LimpetError, UsageError
@@ -139,7 +140,7 @@ def _crawl(shop: Shop, db: str, args: argparse.Namespace) -> Outcome:
             outcome.killed_at.append(served)
             if not args.json:
                 note(f"  SIGKILL {outcome.kills} after {count(served, 'request')}; {count(_done(db), 'page')} done in the database")
-    verified = subprocess.run([sys.executable, "-m", "limpet", "verify", "--full", "--db", db], capture_output=True, text=True, check=False)
+    verified = subprocess.run(limpet("verify", "--full", "--db", db), capture_output=True, text=True, check=False)
     outcome.verify_code = verified.returncode
     if verified.returncode:
         note(verified.stdout + verified.stderr)
@@ -154,7 +155,7 @@ def _goals(shop: Shop, kills: int, lots: random.Random) -> list[int]:
 
 
 def _command(shop: Shop, db: str) -> list[str]:
-    limpet_run = [sys.executable, "-m", "limpet", "run", str(limpet.demo.spider.__file__), "--db", db]
+    limpet_run = limpet("run", str(spider.__file__), "--db", db)
     starts = [word for start in shop.starts() for word in ("--start", start)]
     return [*limpet_run, "--json", "--log-level", "error", "--backoff", str(BACKOFF_S), *starts]
 

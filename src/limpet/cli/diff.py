@@ -42,7 +42,7 @@ def diff(args: argparse.Namespace) -> int:
             for _ in pieces:  # the numbers alone
                 pass
         else:
-            write(args.output, pieces)
+            write(args.output, pieces, database=database.file_of(store.dsn))
     facts = {"dataset": pair.type.name, "slots": [older, newer], **asdict(counted)}
     to_stdout = args.output in (None, "-")
     if args.json and (not to_stdout or args.format is None):

@@ -4,7 +4,7 @@
 1  internal error: a fault in Limpet. `--debug` prints its traceback
 2  usage: the call, spider, configuration or file is wrong
 3  complete, with dead letters; of `try`, the page would be one
-4  stopped, resumable: run the same command again (also: database busy, disk full, Ctrl-C)
+4  stopped, resumable: run the same command again (also: database busy, disk full, Ctrl-C, handlers that hang in every thread)
 5  budget reached
 6  nothing to do
 7  stalled, and the message says why (also: a page that could not be fetched for `try` or `shell`)

@@ -10,6 +10,7 @@ from limpet.cli import database
 from limpet.cli.exits import Exit
 from limpet.cli.keys import WHATWG, keys, profile_of
 from limpet.cli.printing import count, moment, say, say_json, table
+from limpet.credentials import hidden
 from limpet.engine.contact import USER_AGENT
 from limpet.engine.load import load
 from limpet.engine.spider import Spider
@@ -29,7 +30,7 @@ def explain(args: argparse.Namespace) -> int:
         return keys(args)
     if not args.urls:
         raise UsageError("explain: expected a URL; with --key they may come as lines on stdin")
-    spider = load(args.file).spider if args.file else None
+    spider = load(args.file, name=args.spider or "").spider if args.file else None
     has_database = args.db or os.environ.get("LIMPET_DB") or len(database.job_databases(".")) == 1
     if not has_database:
         return max([_explain(args, url, spider, None, None) for url in args.urls])
@@ -157,8 +158,13 @@ def _as_json(story: Story) -> dict[str, object]:
             "outcome": robots.outcome if robots else None,
             "status": robots.status if robots else None,
         },
-        "task": None if story.task is None else {**asdict(story.task), "chain": story.task.chain.hex()},
+        "task": None if story.task is None else _task_as_json(story.task),
     }
+
+
+def _task_as_json(task: TaskStory) -> dict[str, object]:
+    tries = [{**asdict(each), "url": hidden(each.url)} for each in task.attempts]  # of a Limpet before this one they may be whole
+    return {**asdict(task), "url": hidden(task.url), "chain": task.chain.hex(), "attempts": tries}
 
 
 def _as_text(story: Story) -> str:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from limpet.cli.configuration import flag_of, parsed
-from limpet.cli.values import line_of_text, number_of, pair
+from limpet.cli.values import line_of_text, number_of, pair, slot
 from limpet.errors import UsageError
 from limpet.settings import documented
 
@@ -48,7 +48,7 @@ def workers(command: argparse.ArgumentParser) -> None:
 
 def job_flags(command: argparse.ArgumentParser, meaning: str, *, default: str | None = "") -> None:
     """The slot of a run, who asks, and whether a bar is shown."""
-    command.add_argument("--slot", type=line_of_text, default=default, metavar="S", help=meaning)
+    command.add_argument("--slot", type=slot, default=default, metavar="S", help=meaning)
     who_asks(command)
 
 
@@ -62,7 +62,7 @@ def which_job(command: argparse.ArgumentParser) -> None:
     """Which job of a database is meant."""
     group = command.add_argument_group("which job (where there are several)")
     group.add_argument("--spider", metavar="NAME", help="the spider's name")
-    group.add_argument("--slot", type=line_of_text, metavar="S", help="its slot")
+    group.add_argument("--slot", type=slot, metavar="S", help="its slot")
 
 
 def setting_flags(command: argparse.ArgumentParser) -> None:

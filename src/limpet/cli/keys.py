@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from limpet.cli import database
 from limpet.cli.exits import Exit
 from limpet.cli.printing import note
+from limpet.cli.spool import stdin
 from limpet.errors import UrlRejected, UsageError
 from limpet.url import OPTIONS, KeyProfile, canonicalise, href
 
@@ -64,7 +64,7 @@ def _asked(args: argparse.Namespace, default: KeyProfile | None) -> Iterator[Ask
     if args.urls:
         yield from (Ask(url, default, args.base) for url in args.urls)
         return
-    for number, raw in enumerate(sys.stdin.buffer, 1):
+    for number, raw in enumerate(stdin(), 1):
         line = raw.decode("utf-8", "surrogateescape").removesuffix("\n")
         if line.lstrip()[:1] not in ("{", '"'):
             yield Ask(line, default, args.base)

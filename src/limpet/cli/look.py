@@ -16,8 +16,9 @@ from limpet.cli.printing import count, cut, moment, note, say, say_json, table
 from limpet.cli.slots import meant_in
 from limpet.errors import UsageError
 from limpet.store import cursor
-from limpet.store.atomic import is_special, whole_file
+from limpet.store.atomic import final_place, is_special, whole_file
 from limpet.store.export import Choice, DatasetRow, Tally, choose, chunks, every, owner_of
+from limpet.store.sqlite import is_sqlite_file
 from limpet.store.views import DeadLetter, dead_letters, snapshot
 
 #: Characters of a message in the list of dead letters; --detail prints all.
@@ -75,7 +76,7 @@ def export(args: argparse.Namespace) -> int:
         if args.after is not None:
             choice = cursor.newer(db, choice, cursor.parse(_text_of(args.after)), now)
         tally = Tally()
-        write(args.output, chunks(db, choice, args.format, tally))
+        write(args.output, chunks(db, choice, args.format, tally), database=database.file_of(store.dsn))
     _show(args, choice, tally, str(now))
     return Exit.COMPLETE
 
@@ -88,16 +89,24 @@ def _text_of(given: str) -> str:
         return file.read(CURSOR_CHARS_MAX)
 
 
-def write(output: str | None, pieces: Iterator[bytes]) -> None:
-    """Write pieces to a file, which appears whole or not at all, or to stdout."""
+def write(output: str | None, pieces: Iterator[bytes], *, database: str) -> None:
+    """Write pieces to a file, which appears whole or not at all, or to stdout. UsageError for the place of a database.
+
+    `database` is the file that they come from, "" for a server's.
+    """
     if output is None or output == "-":
+        if sys.__stdout__ is None:
+            raise UsageError("standard output is closed: name a file with -o, or let something read it (> FILE)")
         sys.stdout.flush()
         _write(sys.stdout.buffer, pieces)
     elif is_special(output):
         with open(output, "wb") as device:
             _write(device, pieces)
     else:
-        with whole_file(output) as part, open(part, "wb") as file:
+        place = final_place(output, database=database)
+        if os.path.exists(place) and os.path.getsize(place) and is_sqlite_file(place):
+            raise UsageError(f"{output} is another database, which is never replaced: name another file")
+        with whole_file(output, database=database) as part, open(part, "wb") as file:
             _write(file, pieces)
 
 

@@ -124,7 +124,7 @@ def _say_state(args: argparse.Namespace, job: jobs.Job, words: str, now: jobs.Jo
 
 def migrate(args: argparse.Namespace) -> int:
     """Bring a database to this release's schema, and a spider's tables with it, or print the SQL that would; 6 where all is there."""
-    spider = load(args.file).spider if args.file else None
+    spider = load(args.file, name=args.spider).spider if args.file else None
     name = spider.name if spider else ""
     records = {table_name(name, kind): record for kind, record in spider.record_types().items()} if spider else {}
     db = connect(database.of(args), readonly=args.printed)

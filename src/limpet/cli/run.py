@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
-from typing import BinaryIO
 
 from limpet.cli import database, loop, slots
 from limpet.cli.configuration import Resolved, read_file, resolve
@@ -19,6 +17,7 @@ from limpet.cli.exits import Exit
 from limpet.cli.parameters import params_of
 from limpet.cli.printing import count, duration, note, say, say_json, table
 from limpet.cli.progress import bar
+from limpet.cli.spool import lasting
 from limpet.engine.load import load
 from limpet.engine.oversight import Crew
 from limpet.engine.report import Progress, Report
@@ -27,7 +26,6 @@ from limpet.engine.run import run as run_job
 from limpet.engine.spider import Spider
 from limpet.engine.stopping import Stopping
 from limpet.errors import StoreBusy, StoreUnavailable, UsageError
-from limpet.store.atomic import whole_file
 from limpet.store.lease import waiting_lock
 from limpet.store.opening import lock_folder_of
 
@@ -37,9 +35,6 @@ log = logging.getLogger("limpet.run")
 WAIT_S, WAIT_MAX_S = 3.0, 60.0
 #: Ends of a worker after which, with --wait, it looks for work again: complete, nothing to do, or paused by somebody.
 WAITED_FOR = frozenset({Exit.COMPLETE, Exit.DEAD_LETTERS, Exit.NOTHING_TO_DO, Exit.STALLED})
-
-#: Bytes of stdin that are spooled at a time.
-_SPOOL_BYTES = 2**20
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,8 +78,8 @@ def report_of(args: argparse.Namespace, spider: Spider, resolved: Resolved, addr
     params = params_of(args)
     starts_from = getattr(args, "starts_from", None)
     slots.remember(address, spider, resolved.settings)
-    if starts_from == "-":
-        starts_from = spool(sys.stdin.buffer, os.path.dirname(database.file_of(address)) or os.getcwd())
+    if starts_from is not None:
+        starts_from = lasting(starts_from, address)
     if not args.json and sys.stderr.isatty():
         note(f"{spider.name}: {database.place(address)}; Ctrl-C stops it, and the same command goes on")
     crew: Crew | None = None
@@ -173,25 +168,6 @@ def show(report: Report, spider: str, address: str, *, as_json: bool) -> None:
     if report.requests:
         say(f"  {count(report.requests, 'request')} in {duration(report.seconds)}")
     say(f"  database: {database.place(address)}")
-
-
-def spool(stream: BinaryIO, folder: str) -> str:
-    """Copy a stream into a file of the folder that is named after its content; its path.
-
-    The same starts give the same file, so a crawl that is run again with them goes on where it was.
-    """
-    digest = blake2b(digest_size=8)
-    half_way = os.path.join(folder, f".limpet-starts-{os.getpid()}")
-    try:
-        with whole_file(half_way) as part, open(part, "wb") as file:
-            while chunk := stream.read(_SPOOL_BYTES):
-                digest.update(chunk)
-                file.write(chunk)
-        place = os.path.join(folder, f"limpet-starts-{digest.hexdigest()}.txt")
-        os.replace(half_way, place)
-    except FileNotFoundError as error:
-        raise UsageError(f"cannot keep the starts of stdin in {folder}: {error.strerror}") from error
-    return place
 
 
 def _refuse_without_scheme(url: str) -> None:

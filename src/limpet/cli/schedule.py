@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from limpet.cli import database, loop, parameters, slots
+from limpet.cli import child, database, loop, parameters, slots
 from limpet.cli.configuration import Resolved
 from limpet.cli.exits import Exit
 from limpet.cli.printing import count, note, say, say_json
@@ -286,7 +286,7 @@ class _Daemon:
 
 def command_of(args: argparse.Namespace, now: datetime) -> list[str]:
     """The command that runs what is due; settings, parameters and the address go by the environment."""
-    command = [sys.executable, "-m", "limpet", "schedule", os.path.abspath(args.file), "--log-level", args.log_level]
+    command = child.limpet("schedule", os.path.abspath(args.file), "--log-level", args.log_level)
     command += ["--log-format", args.log_format]
     for flag, value in (("--spider", args.spider), ("--config", args.config), ("--workers", args.workers)):
         command += [flag, value] if value else []

@@ -11,6 +11,7 @@ from limpet.cli.exits import Exit
 from limpet.cli.onepage import fetch
 from limpet.cli.printing import note
 from limpet.cli.run import resolved_for
+from limpet.cli.spool import stdin
 from limpet.engine.spider import Spider
 from limpet.fetch.page import Page
 
@@ -22,6 +23,8 @@ Ctrl-D ends it; nothing is written."""
 
 def shell(args: argparse.Namespace) -> int:
     """A prompt, or with -c a piece of code, that has `page` and `get`. 1 where the code raised."""
+    if args.code is None:
+        stdin()  # before anything is fetched
     spider = Spider("shell")
     settings = resolved_for(args, spider).settings
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Protocol
 
 from limpet.cli.flags import params, setting_flags, spider_file, who_asks, workers
-from limpet.cli.values import line_of_text
+from limpet.cli.values import line_of_text, slot
 
 _AT = "an instant to take for the present, such as 2026-11-30T16:30:00Z: for tests (the clock)"
 
@@ -36,10 +36,8 @@ def add_backfill(commands: Adding) -> None:
     """`limpet backfill`, and its flags."""
     backfill = commands.add("mend", "backfill", "make the slots of a span that are missing, unfinished or failed, and nothing else")
     spider_file(backfill)
-    backfill.add_argument(
-        "--from", dest="first", required=True, type=line_of_text, metavar="SLOT", help="the first slot; today is the present one"
-    )
-    backfill.add_argument("--to", dest="last", required=True, type=line_of_text, metavar="SLOT", help="the last slot, which is made too")
+    backfill.add_argument("--from", dest="first", required=True, type=slot, metavar="SLOT", help="the first slot; today is the present one")
+    backfill.add_argument("--to", dest="last", required=True, type=slot, metavar="SLOT", help="the last slot, which is made too")
     backfill.add_argument(
         "--only-missing",
         action="store_true",
@@ -58,7 +56,7 @@ def add_diff(commands: Adding) -> None:
     diff = commands.add("look", "diff", "what is new, gone and changed in a dataset from one slot to another")
     diff.add_argument("dataset", help="its name, such as product")
     diff.add_argument(
-        "--slot", action="append", type=line_of_text, required=True, metavar="S", help="given twice: the older slot, then the newer one"
+        "--slot", action="append", type=slot, required=True, metavar="S", help="given twice: the older slot, then the newer one"
     )
     diff.add_argument(
         "--format", choices=("text", "jsonl", "csv"), help="a line a record, a JSON object a line, or a CSV line a field (text)"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from limpet.errors import UsageError
+from limpet.store.opening import checked_slot
+
 #: Workers of one command: more than cores do not help, and each has three connections to the database.
 WORKERS_MAX = 256
 
@@ -13,6 +16,14 @@ def line_of_text(text: str) -> str:
     if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in text):
         raise argparse.ArgumentTypeError(f"{text!r} holds characters that are no text")
     return text
+
+
+def slot(text: str) -> str:
+    """The name of a slot, or a word for one."""
+    try:
+        return checked_slot(line_of_text(text))
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def whole(text: str) -> int:

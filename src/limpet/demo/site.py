@@ -204,7 +204,7 @@ def spawned(shop: Shop, *, latency_ms: int = 0, log: str = "") -> Iterator[Shop]
     The child ends when the block does, and also when this process dies in whatever way. Signals of the terminal do not
     reach it. Raises OSError where it cannot serve.
     """
-    command = [sys.executable, "-m", "limpet.demo.site", "serve", "--until-eof", f"--log={log}", f"--latency={latency_ms}"]
+    command = [sys.executable, "-Pm", "limpet.demo.site", "serve", "--until-eof", f"--log={log}", f"--latency={latency_ms}"]
     command += [f"--port={shop.port}", f"--products={shop.products}", f"--hosts={shop.hosts}", f"--seed={shop.seed}"]
     command += [f"--faults={shop.faults}", *(["--plain"] if shop.plain else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:

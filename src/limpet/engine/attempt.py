@@ -15,15 +15,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from limpet import policy
 from limpet.batch import Claim, Link, Result, RobotsRow
+from limpet.engine.ends import End
 from limpet.engine.hand import Hand, Host
 from limpet.engine.handle import Ending, How, handle
 from limpet.engine.heart import Heart
-from limpet.engine.keyed import Calls, written
+from limpet.engine.keyed import Calls, unheard, written
 from limpet.engine.lastwords import last_words
 from limpet.engine.outage import Outages
+from limpet.engine.recent import Recent
 from limpet.engine.request import Request as Asked
 from limpet.engine.routes import Route
 from limpet.engine.spider import Spider
@@ -38,7 +41,7 @@ from limpet.fetch.message import Answer, Request
 from limpet.fetch.page import Page
 from limpet.fetch.redirects import Content, Moved, follow, origin_of
 from limpet.fetch.retry_after import asked_wait_s
-from limpet.fetch.robots import Report, RobotsGate, robots_request
+from limpet.fetch.robots import ORIGINS_MAX, Report, RobotsGate, robots_request
 from limpet.fetch.status import Meaning, verdict_of
 from limpet.settings import Settings
 from limpet.task import Outcome
@@ -90,10 +93,10 @@ class Tries:
     outages: Outages = field(init=False)
     calls: Calls = field(init=False)
     _gate: RobotsGate = field(init=False)
-    _shard_of_origin: dict[str, int] = field(default_factory=dict)
-    _loaded_origins: set[str] = field(default_factory=set)
+    _shard_of_origin: Recent[int] = field(default_factory=lambda: Recent(ORIGINS_MAX))
+    _loaded_origins: Recent[bool] = field(default_factory=lambda: Recent(ORIGINS_MAX))
     _given_back: list[Claim] = field(default_factory=list)
-    _reported: set[str] = field(default_factory=set)
+    _reported: Recent[bool] = field(default_factory=lambda: Recent(ORIGINS_MAX))
     _crashes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -109,6 +112,7 @@ class Tries:
             on_report=self._keep_robots,
             retry_after=self._retry_after,
             retry_s=self.settings.backoff_s,
+            url_bytes_max=self.settings.url_bytes_max,
         )
 
     # -- a try -----------------------------------------------------------------------------
@@ -118,10 +122,13 @@ class Tries:
         result = await self._try(claim)
         if result.outcome is not Outcome.DEAD or self.spider.last_words is None:
             return result
-        return await last_words(
-            self.spider.last_words, result, terms=self.terms, tables=self.tables, timeout_s=self.settings.handler_timeout_s,
-            watchdog=self.watchdog, threads=self.threads,
-        )  # fmt: skip
+        try:
+            return await last_words(
+                self.spider.last_words, result, terms=self.terms, tables=self.tables, timeout_s=self.settings.handler_timeout_s,
+                watchdog=self.watchdog, threads=self.threads,
+            )  # fmt: skip
+        except HandlersStuck as error:
+            return unheard(result, error)  # else its last words would never be heard
 
     async def _try(self, claim: Claim) -> Result:
         handler = self.spider.handler(claim.handler)
@@ -144,7 +151,7 @@ class Tries:
         except Forbidden:
             return Result(claim, Outcome.SKIPPED, reason=ROBOTS)
         except HandlersStuck as error:
-            return Result(claim, Outcome.RELEASED, reason="handlers hang", detail=str(error), due_in_ms=30_000)
+            return unheard(Result(claim, Outcome.RELEASED), error)
         except FetchError as error:
             return self._of_error(claim, error)
 
@@ -167,8 +174,9 @@ class Tries:
         exchanger = _Paced(self, pace)
         await self._obey_robots(claim, claim.url, pace)
         found = await follow(
-            exchanger, request, own_key=claim.key, chain=_chain_of(claim.chain), hops=claim.hops, key_of=self._key_of,
-            is_moved=self.lookups.is_moved, hops_max=self.settings.hops_max, before_hop=lambda url: self._obey_robots(claim, url, pace),
+            exchanger, request, own_key=claim.key, chain=_chain_of(claim.chain), hops=claim.hops,
+            key_of=partial(self._key_of, claim), is_moved=self.lookups.is_moved, hops_max=self.settings.hops_max,
+            before_hop=lambda url: self._obey_robots(claim, url, pace),
         )  # fmt: skip
         if isinstance(found, Content) and verdict_of(found.answer.status) is Meaning.OK:
             answer = await confirm(exchanger.exchange, found.request, found.answer)
@@ -189,8 +197,8 @@ class Tries:
         finally:
             self.hand.answered(pace, self.clock())
 
-    def _key_of(self, url: str) -> tuple[bytes, str]:
-        found = self.terms.linker.canonical(url)
+    def _key_of(self, claim: Claim, url: str) -> tuple[bytes, str]:
+        found = self.terms.linker.accepted(url) if url == claim.url else self.terms.linker.canonical(url)
         return found.key, found.authority
 
     # -- robots ----------------------------------------------------------------------------
@@ -200,16 +208,16 @@ class Tries:
         if not self.settings.robots:
             return
         origin = origin_of(url)
-        self._shard_of_origin.setdefault(origin, claim.shard)
+        self._shard_of_origin.keep(origin, claim.shard)
         if origin not in self._loaded_origins:
             kept = await self.lookups.robots_of(origin, claim.shard)
-            self._loaded_origins.add(origin)
+            self._loaded_origins.keep(origin, True)
             if kept is not None and kept[3] > 0:
                 self._gate.preload(origin, kept[0], kept[2], kept[3], status=kept[1])
         rules = await self._gate.rules(origin)
         if rules.crawl_delay_s is not None:
             if rules.crawl_delay_s > self.settings.crawl_delay_max_s and origin not in self._reported:
-                self._reported.add(origin)
+                self._reported.keep(origin, True)
                 log.warning(
                     "%s asks for %g s between requests; cut to %g s (crawl_delay_max_s)", origin, rules.crawl_delay_s,
                     self.settings.crawl_delay_max_s,
@@ -219,7 +227,10 @@ class Tries:
             raise Forbidden(url)
 
     async def _fetch_robots(self, url: str) -> Answer:
-        host = self.hand.hosts.get(host_id(self.terms.linker.canonical(url).authority))
+        try:
+            host = self.hand.hosts.get(host_id(self.terms.linker.accepted(url).authority))
+        except UrlRejected as error:  # only a redirect leads to such a host
+            raise FetchError(f"{url}: {error}", kind="bad_redirect", retryable=False) from error
         if host is not None:
             return await self.exchange(robots_request(url), host)
         self.requests += 1
@@ -370,12 +381,15 @@ class Tries:
 
     # -- what the worker asks --------------------------------------------------------------
 
-    def breaker_reason(self) -> str:
-        """Why the job must pause: one handler failed so many times in a row; "" where none did."""
+    def why_over(self) -> tuple[End, str] | None:
+        """Why the worker must end: one handler failed so many times in a row, or too many hang in threads; None where it goes on."""
         for name, times in self._crashes.items():
             if times >= self.settings.breaker:
-                return f"handler {name} failed {times} times in a row; mend it, then run again or `limpet retry`"
-        return ""
+                return End.PAUSED, f"handler {name} failed {times} times in a row; mend it, then run again or `limpet retry`"
+        if why := self.threads.why_stuck():
+            log.error("stopping, since %s", why)
+            return End.STUCK, why
+        return None
 
     def take_given_back(self) -> list[Claim]:
         """Claims whose host paused before they were started; each is returned once."""
@@ -407,6 +421,7 @@ class _Paced:
     pace: Host
 
     async def exchange(self, request: Request) -> Answer:
+        self.tries.threads.check()  # nothing is asked for that no handler could take
         return await self.tries.exchange(request, self.pace)
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 from limpet.batch import ANEW, CREDIT, Billed, Charge, Claim, Kept, canonical_json, digest
 from limpet.credentials import hidden
-from limpet.engine.calls import CallSchema
+from limpet.engine.calls import COST_MAX, CallSchema
 from limpet.engine.request import Request
 from limpet.errors import Blocked, FetchError, Skip, UsageError
 from limpet.fetch.message import Answer
@@ -28,7 +28,7 @@ from limpet.fetch.status import Meaning, verdict_of
 from limpet.settings import Settings
 
 #: Credits that one answer may cost: a header that says more is wrong.
-CREDITS_MAX = 1_000_000
+CREDITS_MAX = COST_MAX
 
 #: Kinds of FetchError of a request that never reached anybody: nothing can have been charged.
 NEVER_SENT = frozenset({"connect", "dns", "tls", "bad_request", "local"})

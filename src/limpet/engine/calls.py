@@ -27,7 +27,7 @@ from typing import Any
 from uuid import UUID
 
 from limpet.batch import CREDIT, Link, canonical_json
-from limpet.engine.request import PAYLOAD_BYTES_MAX, check_json, check_text
+from limpet.engine.request import PAYLOAD_BYTES_MAX, check_json, check_priority, check_text
 from limpet.errors import UsageError
 from limpet.task import ShardId, TaskKey
 from limpet.url import authority_of, digest16, host_id
@@ -42,6 +42,9 @@ KEY_BYTES_MAX = 8192
 
 #: Digits of a number on either side of its point: it is written out without an exponent, and 1e99999999 is 100 MB.
 DIGITS_MAX = 1000
+
+#: Credits that a try may cost: as many as an answer's header may say.
+COST_MAX = 1_000_000
 
 #: Characters of a value that is none, in what is said of it.
 SHOWN_MAX = 200
@@ -231,6 +234,7 @@ class CallSchema:
 
     def link(self, arguments: Mapping[str, object], *, shards: int, priority: int = 0, depth: int = 0) -> Link:
         """The task of a call. UsageError, naming handler and argument, for arguments that do not fit."""
+        check_priority(priority)
         kept = self.encode(arguments)
         whole = self._text({name: kept[name] for name in self.key})
         host = host_id(authority_of(whole))
@@ -375,6 +379,8 @@ def micro(credits: object, where: str) -> int:
         raise UsageError(f"{where}: cost {credits!r}: expected a number of credits") from error
     if not value.is_finite() or value < 0 or value != value.to_integral_value():
         raise UsageError(f"{where}: cost {credits!r}: expected a number of credits from 0 on, with at most 6 decimal places")
+    if value > COST_MAX * CREDIT:
+        raise UsageError(f"{where}: cost {credits!r}: expected at most {COST_MAX:,} credits for a try")
     return int(value)
 
 

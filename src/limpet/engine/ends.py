@@ -18,4 +18,5 @@ class End(StrEnum):
     STALLED = "stalled"
     FAULTY = "faulty"  # the spider's own start is wrong
     FENCED = "fenced"  # start again under another id
+    STUCK = "stuck"  # so many handlers hang in threads that only another process can go on
     UNAVAILABLE = "unavailable"  # the database takes nothing now

@@ -117,7 +117,7 @@ async def handle(
         if handler.is_async:
             result = await _driven(handler.start(page, tx, captures), alarm, tx, watchdog)
         elif threads is not None:
-            result = await threads.call(partial(handler.start, page, tx, captures), timeout_s=timeout_s)
+            result = await threads.call(partial(handler.start, page, tx, captures), timeout_s=timeout_s, name=handler.name)
         else:
             result = _marked(handler, page, tx, captures, watchdog)
         if result is not None:
@@ -300,9 +300,13 @@ def _reason(text: object, fallback: str) -> str:
 
 
 def _seconds(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """A wait as it was given, from 0 on, and without end where it is beyond all numbers; None where it is no number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         return None
-    return max(0.0, float(value))
+    try:
+        return max(0.0, float(value))
+    except OverflowError:  # an int of hundreds of digits
+        return math.inf if value > 0 else 0.0
 
 
 def _detail(error: BaseException) -> str:

@@ -31,6 +31,9 @@ from limpet.url import host_id
 #: Bytes of a message that an attempt row keeps.
 DETAIL_MAX = 8192
 
+#: Statuses have three digits (RFC 9110 section 15).
+STATUS_MAX = 999
+
 #: Seconds that a try waits for a paused provider; its task goes back where that takes longer.
 WAIT_S = 2.0
 
@@ -87,7 +90,7 @@ class Calls:
                 handler, None, tx, given, timeout_s=self.settings.handler_timeout_s, watchdog=self.watchdog, threads=self.threads
             )
         except HandlersStuck as error:
-            return Result(claim, Outcome.RELEASED, reason="handlers hang", detail=str(error), due_in_ms=30_000, charge=bill.charge())
+            return unheard(Result(claim, Outcome.RELEASED, charge=bill.charge()), error)
         await http.end()
         self.note(handler.name, ending)
         result = self._done(claim, tx, bill) if ending.kind is How.DONE else self._of_ending(claim, ending, bill)
@@ -113,12 +116,13 @@ class Calls:
         if ending.outcome is Outcome.THROTTLED:
             return self._throttled(claim, ending, bill)
         if isinstance(error, HostPaused):
-            return Result(claim, Outcome.RELEASED, reason=ending.reason, detail=str(error), due_in_ms=max(1, round(error.after_s * 1000)))
+            wait_s = policy.within(ending.after_s or WAIT_S, policy.AFTER_MAX_S)
+            return Result(claim, Outcome.RELEASED, reason=ending.reason, detail=str(error), due_in_ms=max(1, round(wait_s * 1000)))
         if ending.outcome is Outcome.RELEASED:
             now_ms = round(time.time() * 1000)
             verdict = policy.throttled(claim, ending.reason, self.settings, now_ms, random.random(), after_s=ending.after_s)
             return self._result(claim, verdict, detail)
-        status, reason = error.status or 0 if isinstance(error, FetchError) else 0, reason_of(ending)
+        status, reason = status_of(error), reason_of(ending)
         if ending.is_strike and ending.outcome is Outcome.FAILED:
             verdict = policy.failed(claim, reason, self.settings, random.random(), after_s=ending.after_s)
             return self._result(claim, verdict, detail, status=status)
@@ -171,7 +175,22 @@ def reason_of(ending: Ending) -> str:
     error = ending.error
     if not isinstance(error, FetchError):
         return ending.reason
-    return f"status {error.status or 0}" if error.kind == "status" else error.kind.replace("_", " ")
+    return f"status {status_of(error)}" if error.kind == "status" else ending.reason.replace("_", " ")
+
+
+def status_of(error: BaseException | None) -> int:
+    """The status of a request that failed; 0 where there was no answer, or a handler made up one that is none."""
+    status = error.status if isinstance(error, FetchError) else None
+    return status if type(status) is int and 0 < status <= STATUS_MAX else 0
+
+
+def unheard(result: Result, error: HandlersStuck) -> Result:
+    """A try for which no handler could be called: no strike, nothing is kept of it, and its task is pending again."""
+    return replace(
+        result, outcome=Outcome.RELEASED, reason="handlers hang", detail=str(error), strike=False, due_in_ms=0, links=(), offers=(),
+        moved_to=b"", size=0, tallies=(), registers=(), seen=(), drops_kept=False,
+        charge=result.charge and replace(result.charge, anew=False),
+    )  # fmt: skip
 
 
 def written(result: Result, tx: Tx, tables: Mapping[str, str]) -> Result:

@@ -15,7 +15,7 @@ from limpet.batch import Claim, Result
 from limpet.engine.handle import How, handle
 from limpet.engine.keyed import DETAIL_MAX, written
 from limpet.engine.routes import Handler
-from limpet.engine.threads import HandlersStuck, HandlerThreads
+from limpet.engine.threads import HandlerThreads
 from limpet.engine.tx import Terms, Tx
 from limpet.engine.watchdog import Watchdog
 
@@ -51,14 +51,11 @@ async def last_words(
     handler: Handler, result: Result, *, terms: Terms, tables: Mapping[str, str], timeout_s: float, watchdog: Watchdog,
     threads: HandlerThreads,
 ) -> Result:  # fmt: skip
-    """The dead result, with what the handler for final failures wrote. Raises CancelledError."""
+    """The dead result, with what the handler for final failures wrote. Raises CancelledError, and HandlersStuck where none can start."""
     claim: Claim = result.claim
     tx = Tx(terms, claim, None)
     given = {"task": DeadTask.of(result)} if "task" in handler.takes else {}
-    try:
-        ending = await handle(handler, None, tx, given, timeout_s=timeout_s, watchdog=watchdog, threads=threads)
-    except HandlersStuck as error:
-        return replace(result, detail=f"{result.detail}\n{handler.name}(): {error}"[-DETAIL_MAX:])
+    ending = await handle(handler, None, tx, given, timeout_s=timeout_s, watchdog=watchdog, threads=threads)
     if ending.kind is How.DONE:
         return replace(written(result, tx, tables), is_final=True)
     log.warning("%s: %s() ended as %s, %s; nothing that it wrote is kept", claim.text, handler.name, ending.kind, ending.reason)

@@ -8,6 +8,7 @@ Whether a task is known is not decided here; only the database knows that (I4).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from limpet.batch import Link
@@ -42,6 +43,10 @@ class Linker:
     def canonical(self, url: str) -> Canonical:
         """The canonical form of an absolute URL, remembered like those of links. Raises UrlRejected."""
         return self._seen.at(_NOWHERE, url).canonical
+
+    def accepted(self, url: str) -> Canonical:
+        """The same of what is asked for whatever its length: a task's own URL, found under a larger limit, or a robots.txt."""
+        return canonicalise(url, self.profile, bytes_max=sys.maxsize)
 
     def asked(
         self,

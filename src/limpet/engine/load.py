@@ -25,6 +25,8 @@ from limpet.errors import UsageError
 
 #: Files of one spider: a folder in which an import leads on to this many is no spider's.
 FILES_MAX = 1000
+#: Of a file that Python itself cannot compile, for its parser's stack.
+_TOO_DEEP = "an expression in it is nested too deeply for Python: make it shorter, or read the data from a file of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ def _siblings(folder: Path, source: Path, text: bytes) -> Iterator[Path]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return
+    except (RecursionError, MemoryError) as error:
+        raise UsageError(f"{source}: {_TOO_DEEP}") from error
     package = source.parent.relative_to(folder).parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -134,6 +138,8 @@ def _compiled(file: Path, text: bytes) -> CodeType:
         raise UsageError(f"{file}:{error.lineno or 1}: {error.msg}{shown}") from error
     except ValueError as error:
         raise UsageError(f"{file}: {error}") from error
+    except (RecursionError, MemoryError) as error:
+        raise UsageError(f"{file}: {_TOO_DEEP}") from error
 
 
 def _stand_in(folder: Path, sources: dict[str, bytes], code: bytes) -> None:
@@ -177,10 +183,12 @@ def _run(file: Path, compiled: CodeType, code: bytes) -> ModuleType:
     writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a .pyc can outlive an edit of the same second
     try:
         exec(compiled, module.__dict__)
-    except (Exception, SystemExit) as error:
-        sys.modules.pop(name)
+    except BaseException as error:  # also a class of the file's own, or GeneratorExit
+        sys.modules.pop(name, None)
         if before is not None:
             sys.modules[name] = before
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise UsageError(f"{file}:{_line_in(file, error.__traceback__)}: {_told(error)}") from error
     finally:
         sys.dont_write_bytecode = writes_bytecode
@@ -214,7 +222,7 @@ def _only_spider(file: Path, module: ModuleType, name: str) -> Spider:
     if not spiders:
         raise UsageError(f"{file}: holds no " + (f"spider {name!r}; it has {names}" if name and names else "Spider(...)"))
     if len(spiders) > 1:
-        raise UsageError(f"{file}: holds several spiders ({names}); expected one, so give each a file of its own")
+        raise UsageError(f"{file}: holds several spiders ({names}): name one with --spider, or give each a file of its own")
     if not spiders[0].handler_names():
         raise UsageError(f"{file}: spider {spiders[0].name} has no handler; write one below @{spiders[0].name}.page()")
     return spiders[0]

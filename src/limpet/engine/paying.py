@@ -29,6 +29,9 @@ from limpet.task import ShardId
 #: tasks keep the job going.
 BROKE_S, BROKE_S_MAX = 1.0, 16.0
 
+#: Credits of the largest budget, in a 64-bit number of micro-credits.
+BUDGET_MAX = 10**12
+
 
 @dataclass(slots=True)
 class Paying:
@@ -170,4 +173,4 @@ def credits_text(micro: int) -> str:
 
 def budget_micro(credits: float) -> int | None:
     """Micro-credits of a budget as it is set; None for no limit."""
-    return None if credits < 0 or credits == float("inf") else round(credits * CREDIT)
+    return None if credits < 0 or credits == float("inf") else round(min(credits, BUDGET_MAX) * CREDIT)

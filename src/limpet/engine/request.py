@@ -24,6 +24,10 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "te", "upgrade", "expect"})
 #: Bytes of a payload: it is read with each claim, so a row of the queue must stay small beside a page.
 PAYLOAD_BYTES_MAX = 2**20
+#: Bits of a whole number in JSON, some 1,000 digits: from 4,300 digits on Python itself neither writes nor reads one.
+INT_BITS_MAX = 3322
+#: Priorities of tasks: with the depth they share one 64-bit rank.
+PRIORITY_MAX = 1_000_000
 #: Nesting of JSON: far below the interpreter's recursion limit, which other readers share.
 JSON_DEPTH_MAX = 64
 
@@ -54,6 +58,7 @@ class Request:
         for name, value in self.headers:
             _check_header(name, value)
         check_json(self.data, "data")
+        check_priority(self.priority)
 
     @classmethod
     def get(cls, url: str, *, headers: Headers = (), data: object = None, priority: int = 0, dedup: bool = True) -> Self:
@@ -128,9 +133,12 @@ class Request:
 
 def check_json(value: object, where: str, depth: int = 0) -> None:
     """Raise UsageError, naming the place, where a value would not come back from JSON as it is."""
-    if value is None or value is True or value is False or isinstance(value, int):
+    if value is None or value is True or value is False:
         return
-    if isinstance(value, str):
+    if isinstance(value, int):
+        if value.bit_length() > INT_BITS_MAX:
+            raise UsageError(f"{where} has more than {INT_BITS_MAX * 3 // 10:,} digits: give it as a str")
+    elif isinstance(value, str):
         check_text(value, where)
     elif isinstance(value, float):
         if not math.isfinite(value):
@@ -148,6 +156,13 @@ def check_json(value: object, where: str, depth: int = 0) -> None:
             check_json(inner, f"{where}.{key}", depth + 1)
     else:
         raise UsageError(f"{where} is a {type(value).__name__}: expected None, bool, int, float, str, list or dict")
+
+
+def check_priority(priority: object) -> None:
+    """Raise UsageError for a priority that is no place in the queue."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY_MAX:
+        shown = repr(priority) if not isinstance(priority, int) or priority.bit_length() <= INT_BITS_MAX else "beyond all numbers"
+        raise UsageError(f"priority {shown}: expected an int from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}")
 
 
 def check_text(text: str, where: str) -> None:

@@ -462,6 +462,7 @@ class _Run:
             End.PAUSED: (EXIT_STALLED, f"the job is paused: {why.removeprefix('paused: ')}"),
             End.STALLED: (EXIT_STALLED, why),
             End.FAULTY: (EXIT_USAGE, why),
+            End.STUCK: (EXIT_STOPPED, f"stopped, resumable in another process: {why}"),
             End.UNAVAILABLE: (EXIT_STOPPED, f"stopped, resumable: {why}"),
         }
         code, message = messages[end]

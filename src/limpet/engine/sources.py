@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, BinaryIO
 
 from limpet.batch import DIGEST_BYTES, Link, SourceMove, canonical_json, digest
 from limpet.engine.calls import Call, Start
@@ -29,8 +29,10 @@ from limpet.engine.request import Request
 from limpet.engine.spider import Spider
 from limpet.errors import UrlRejected, UsageError
 from limpet.store import jobs
+from limpet.store.atomic import is_special
 from limpet.store.dialect import Database
 from limpet.store.jobs import Source, SourceRow
+from limpet.store.opening import checked_slot
 from limpet.task import ShardId
 from limpet.url import canonicalise
 
@@ -50,10 +52,11 @@ LINE_BYTES_MAX = 65_536
 
 
 def sources_of(spider: Spider, starts: Sequence[str] | None, starts_from: str | None, slot: str = "") -> list[Source]:
-    """What a caller gives, or else the spider's own starts and generators; UsageError for one that is no URL."""
+    """What a caller gives, or else the spider's own starts and generators; UsageError for a start that is no URL, a slot that is none."""
+    checked_slot(slot)
     found = []
     own = starts is None and starts_from is None
-    listed = list(spider.starts if own else starts or ())
+    listed = _listed(spider.starts if own else starts or (), spider.name)
     for start in listed:
         try:
             canonicalise(start, spider.profile)
@@ -66,6 +69,18 @@ def sources_of(spider: Spider, starts: Sequence[str] | None, starts_from: str | 
     if own:
         found += [source_of_generator(function, Start(slot, spider.params)) for function in spider.generators]
     return found
+
+
+def _listed(starts: Iterable[str], spider: str) -> list[str]:
+    """Starts as they are given; UsageError for what raises while it gives them, or gives what is no text."""
+    try:
+        listed = list(starts)
+    except Exception as error:
+        raise UsageError(f"spider {spider}: start cannot be read: {type(error).__name__}: {error}") from error
+    for start in listed:
+        if not isinstance(start, str):
+            raise UsageError(f"spider {spider}: start holds {start!r:.200}; expected URLs, each a str")
+    return listed
 
 
 def source_of_generator(function: Callable[..., object], start: Start) -> Source:
@@ -114,7 +129,9 @@ def source_of_list(starts: Sequence[str], kind: str = "list") -> Source:
 
 
 def source_of_file(path: str) -> Source:
-    """A source of a file with a start on each line; UsageError where it cannot be read."""
+    """A source of a file with a start on each line; UsageError where it cannot be read, or only once."""
+    if is_special(path) and not os.path.isdir(path):
+        raise UsageError(f"cannot read the starts in {path}: expected a file, which is read as the crawl goes on; found a pipe or device")
     try:
         return Source("file", digest_of_file(path), place=os.path.abspath(path), host=socket.gethostname())
     except OSError as error:
@@ -308,11 +325,18 @@ class SourceReader:
             lines.seek(row.position)
             for _ in range(LINES_MAX):
                 at = lines.tell()
-                raw = lines.readline(LINE_BYTES_MAX)
+                raw = lines.readline(LINE_BYTES_MAX + 1)
                 if not raw:
                     return found, at, True
+                is_whole = len(raw) <= LINE_BYTES_MAX or raw.endswith(b"\n")
+                if not is_whole:
+                    _skip_line(lines)
                 text = raw.decode("utf-8-sig" if at == 0 else "utf-8", "replace").strip()
-                if text and not text.startswith("#"):
+                if text.startswith("#"):
+                    continue
+                if not is_whole:
+                    self._reject(row, at, f"{text[:80]!r}... is no start: it has more than {LINE_BYTES_MAX} bytes")
+                elif text:
                     found.append((at, text))
             return found, lines.tell(), False
 
@@ -347,6 +371,12 @@ class SourceReader:
             words = ["limpet", "seed", "FILE", "--from", row.place, "--task", said["task"]]
             words += [word for name, value in said["shared"].items() for word in ("--set", f"{name}={value}")]
         return f"`{shlex.join([*words, *(['--slot', self.start.slot] if self.start.slot else [])])}`"
+
+
+def _skip_line(lines: BinaryIO) -> None:
+    """Read to the end of a line, however far that is: its rest is no line of its own."""
+    while (piece := lines.readline(LINE_BYTES_MAX)) and not piece.endswith(b"\n"):
+        pass
 
 
 def _name_in(row: SourceRow) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from limpet.engine.routes import (
     split,
 )
 from limpet.errors import UsageError
-from limpet.record import RecordType, record_type
+from limpet.record import BESIDE, RecordType, record_type
 from limpet.schedule import Schedule
 from limpet.scope import SCOPES
 from limpet.settings import Settings, documented
@@ -40,8 +40,11 @@ if TYPE_CHECKING:
 
 ScopeKind = Literal["host", "domain", "prefix", "any"]
 
-#: Characters of a table's name: PostgreSQL cuts a longer one off in silence, MySQL takes 64.
-TABLE_CHARS_MAX = 63
+#: Characters of a table's name, which its view and its index have with an ending: PostgreSQL cuts off what is longer than 63 in
+#: silence, MySQL takes 64.
+TABLE_CHARS_MAX = 63 - max(map(len, BESIDE))
+#: Tables that nobody can have: staging tables of Limpet's sessions, and what databases keep for themselves.
+_RESERVED = re.compile(r"stage_(link|try|key|id)|(sqlite|pg)_\w*")
 #: Half of that, so that the type's name has room.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
 
@@ -233,13 +236,19 @@ class Spider:
         for cls in (*self._records, *self._records_in_modules()):
             kind = record_type(cls)
             other = found.setdefault(kind.name, kind)
-            if len(table_name(self.name, kind.name)) > TABLE_CHARS_MAX:
-                raise UsageError(f"table {table_name(self.name, kind.name)}: more than {TABLE_CHARS_MAX} characters; set name=")
+            _check_table(self.name, kind.name)
             if other.cls is not kind.cls:
                 raise UsageError(
                     f"spider {self.name}: {_full_name(other.cls)} and {_full_name(kind.cls)} would share "
                     f"the table {table_name(self.name, kind.name)}; give one of them another name="
                 )
+        for name in found:
+            for beside in BESIDE:
+                if name.removesuffix(beside) in found.keys() - {name}:
+                    raise UsageError(
+                        f"spider {self.name}: the record types {name.removesuffix(beside)} and {name} would both have "
+                        f"a {table_name(self.name, name)}; give one of them another name="
+                    )
         return found
 
     async def run(
@@ -300,6 +309,11 @@ def _check_description(name: object, scope: str, *, start: object, hosts: Sequen
     for option, value in (("start", start), ("hosts", hosts)):
         if isinstance(value, (str, bytes)):
             raise UsageError(f"spider {name}: {option} takes several; write {option}=[{value!r}]")
+    if not isinstance(start, Iterable):
+        raise UsageError(f"spider {name}: start is {start!r:.200}; expected a list of URLs")
+    for each in start if isinstance(start, Collection) else ():  # what is made as it is read is looked at then
+        if not isinstance(each, str):
+            raise UsageError(f"spider {name}: start holds {each!r:.200}; expected URLs, each a str")
     for host in hosts:
         host_glob(host)
 
@@ -311,6 +325,15 @@ def table_name(spider: str, record: str) -> str:
     'shop_product'
     """
     return f"{spider}_{record}"
+
+
+def _check_table(spider: str, record: str) -> None:
+    """UsageError where no database, or one of them, can have the table of a record type."""
+    name = table_name(spider, record)
+    if len(name) > TABLE_CHARS_MAX:
+        raise UsageError(f"table {name}: more than {TABLE_CHARS_MAX} characters; give the record type another name=")
+    if _RESERVED.fullmatch(name):
+        raise UsageError(f"table {name}: a name that databases, or Limpet, keep for themselves; give the record type another name=")
 
 
 def spiders_of(function: object) -> tuple[Spider, ...]:

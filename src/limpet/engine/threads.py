@@ -3,8 +3,8 @@
 A thread cannot be killed. One that is over its time is abandoned: its task is over, its `tx` no
 longer takes anything, and another thread takes its place; Python code in it is interrupted at its
 next instruction, and what blocks elsewhere is left alone until it returns. Abandoned threads are
-counted, and at `stuck_max` no further handler starts. `concurrent.futures` is not used because
-the interpreter waits for its threads when it ends.
+counted, and at `stuck_max` no further handler starts: the worker stops, resumable, since only the end of
+its process ends them. `concurrent.futures` is not used because the interpreter waits for its threads when it ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextvars
 import ctypes
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -23,6 +24,8 @@ from limpet.errors import LimpetError
 
 #: Threads that may be stuck at a time: each holds a stack and, if it computes, a share of the interpreter.
 STUCK_MAX = 32
+#: Handlers that a message names.
+NAMED_MAX = 5
 
 
 class HandlersStuck(LimpetError):
@@ -43,19 +46,32 @@ class HandlerThreads:
         """How many threads are over their time and have not returned yet."""
         return sum(worker.is_busy for worker in self._stuck)
 
-    async def call(self, work: Callable[[], object], *, timeout_s: float) -> object:
+    def why_stuck(self) -> str:
+        """Why no further handler may start, with the names of those that hang; "" while one may."""
+        if len(self._stuck) < self._stuck_max or self.stuck < self._stuck_max:
+            return ""
+        names = Counter(worker.name for worker in self._stuck if worker.is_busy)
+        told = ", ".join(f"{name} ({times})" for name, times in names.most_common(NAMED_MAX))
+        return f"{names.total()} handlers hang in threads, over their time-out, and none may start beside them: {told}"
+
+    def check(self) -> None:
+        """Raise HandlersStuck where no further handler may start."""
+        if why := self.why_stuck():
+            raise HandlersStuck(why)
+
+    async def call(self, work: Callable[[], object], *, timeout_s: float, name: str = "handler") -> object:
         """What `work` returns or raises, run in a thread; HandlerTimeout where it takes longer.
 
-        The time-out counts from when a thread takes the work. Raises HandlersStuck.
+        The time-out counts from when a thread takes the work. `name` is told where it hangs. Raises HandlersStuck.
         """
         async with self._free:
-            if self._stuck and self.stuck >= self._stuck_max:
-                raise HandlersStuck(f"{self.stuck} handlers hang in threads, over their time-out of {timeout_s:g} s")
+            self.check()
             worker = self._idle.pop() if self._idle else _Worker()
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[_Answer] = loop.create_future()
             late = (None, HandlerTimeout(f"not done after {timeout_s:g} s"))
             alarm = loop.call_later(timeout_s, _resolve, answer, late) if math.isfinite(timeout_s) else None
+            worker.name = name
             worker.take(_Job(contextvars.copy_context(), work, loop, answer))
             try:
                 result, error = await answer
@@ -102,6 +118,7 @@ class _Worker:
     """One thread, and the job that it has."""
 
     def __init__(self) -> None:
+        self.name = ""  # of the handler that it runs, or ran last
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._job: _Job | None = None

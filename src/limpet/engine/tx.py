@@ -19,7 +19,7 @@ from parsel import Selector
 from limpet.batch import Claim, Link, Offer, RegisterWrite, Seen
 from limpet.engine.calls import Call
 from limpet.engine.links import Here, Linker
-from limpet.engine.request import Request
+from limpet.engine.request import Request, check_priority
 from limpet.engine.routes import Handler
 from limpet.engine.sharing import HighWaterMark, Order, Register, checked_name, mark_of
 from limpet.engine.spider import Spider
@@ -32,8 +32,6 @@ from limpet.settings import Settings
 TASK_BYTES_MAX = 64 * 2**20
 #: A link's own bytes beside its texts: keys, numbers, and its row's head.
 LINK_BYTES = 64
-#: Priorities fit in the narrow index that claims read.
-PRIORITY_MAX = 1_000_000
 
 #: What a task may add to a tally: its sum fits in 64 bits over many millions of tasks.
 TALLY_MAX = 10**12
@@ -315,18 +313,18 @@ class Tx:
 
     def _carried(self, priority: int, data: object) -> str:
         """The payload of followed links; both are checked once a call, not once a link."""
-        _check_priority(priority)
+        check_priority(priority)
         if data is None:
             return ""
         return Request("", data=data).payload()
 
     def _as_request(self, request: str | Request, priority: int, data: object) -> Request:
-        _check_priority(priority)
+        check_priority(priority)
         if isinstance(request, str):
             return Request(request, data=data, priority=priority)
         if not isinstance(request, Request):
             raise UsageError(f"enqueue takes one URL or Request, not a {type(request).__name__}; follow takes links")
-        _check_priority(request.priority)
+        check_priority(request.priority)
         if data is None and not priority:
             return request
         return replace(request, data=request.data if data is None else data, priority=priority or request.priority)
@@ -338,7 +336,7 @@ class Tx:
         if 0 <= self._terms.linker.depth_max < depth:
             self.dropped["depth"] += 1
             return
-        _check_priority(priority or asked.priority)
+        check_priority(priority or asked.priority)
         schema = self._terms.spider.schema(asked.handler)
         link = schema.link(asked.arguments, shards=self._terms.linker.shards, priority=priority or asked.priority, depth=depth)
         self._check_room(link)
@@ -415,11 +413,6 @@ def _is_nofollow(element: object) -> bool:
     if isinstance(element, Anchor):
         return element.is_nofollow
     return element is not None and "nofollow" in str(getattr(element, "attrib", {}).get("rel", "")).lower().split()
-
-
-def _check_priority(priority: object) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY_MAX:
-        raise UsageError(f"priority {priority!r}: expected an int from -{PRIORITY_MAX:,} to {PRIORITY_MAX:,}")
 
 
 def _check_more(name: str, more: object) -> None:

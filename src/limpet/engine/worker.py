@@ -245,9 +245,9 @@ class Worker:
             self.committer.add(one, self.clock())
         for claim in self.tries.take_given_back():
             self.committer.add(released(claim, "its host paused", due_in_ms=self.tries.pause_ms(claim)), self.clock())
-        reason = self.tries.breaker_reason()
-        if reason and self._end is None:
-            self.why, self._end, self.breaker_tripped = reason, End.PAUSED, True
+        if self._end is None and (over := self.tries.why_over()) is not None:
+            self._end, self.why = over
+            self.breaker_tripped = self._end is End.PAUSED
 
     def keep_robots(self, shard: int, row: RobotsRow) -> None:
         """What a robots.txt said goes into the shard's next batch."""

@@ -1,7 +1,7 @@
 """What a handler gets: one answer, its text, its tree and its links.
 
 Everything is made when it is first asked for, from one lxml tree: `one` and `links` with compiled
-XPath (linear on every hostile page that was tried), `css` and `xpath` with parsel's selectors on the
+XPath (never quadratic on a page that was tried), `css` and `xpath` with parsel's selectors on the
 same tree. What the reader of a page should know about that tree is in `problems`.
 """
 
@@ -22,6 +22,7 @@ from parsel.csstranslator import HTMLTranslator
 
 from limpet.errors import Missing, UrlRejected, UsageError
 from limpet.fetch import charset
+from limpet.fetch.attributes import ATTRIBUTES_MAX, thinned
 from limpet.fetch.links import Anchor, FlatLinks, anchors
 from limpet.fetch.message import COMPLETE, Answer
 from limpet.url import KeyProfile, canonicalise, href
@@ -242,7 +243,7 @@ class Page:
     def problems(self) -> tuple[str, ...]:
         """What is not as it seems: each a word, a colon and a sentence. Empty for nearly every page.
 
-        `depth` the tree ends early, `charset` characters were replaced, `links` some are no URLs.
+        `depth` the tree ends early, `attributes` a tag has too many, `charset` characters were replaced, `links` some are no URLs.
         """
         _ = self.tree
         return tuple(self._problems)
@@ -258,7 +259,10 @@ class Page:
 
     def _parse(self) -> etree._Element:
         """The tree; a parser of its own where its log is needed, since the shared one may be used elsewhere."""
-        source = self._source()
+        whole = self._source()
+        source = thinned(whole)
+        if source is not whole:
+            self._note("attributes", f"a tag has more than {ATTRIBUTES_MAX}; of those behind, the tree has what leads on")
         parser = _PARSER if source.count(b"<") <= DEPTH_MAX else _new_parser()
         try:
             root = etree.fromstring(source, parser) if source else None

@@ -30,6 +30,7 @@ from protego import Protego
 from limpet.errors import FetchError
 from limpet.fetch.message import Answer, Request
 from limpet.fetch.redirects import origin_of, target_of
+from limpet.url import URL_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
@@ -261,6 +262,7 @@ class RobotsGate:
     on_report: Callable[[Report], None] = lambda report: None
     retry_after: Callable[[Answer], float | None] = lambda answer: None
     retry_s: float = RETRY_S
+    url_bytes_max: int = URL_BYTES_MAX  # of what a redirect names
     strict: bool = False  # 401 and 403 forbid everything; RFC 9309 lets them allow it
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _flights: dict[str, asyncio.Task[_Entry]] = field(default_factory=dict)
@@ -340,6 +342,8 @@ class RobotsGate:
             target = target_of(answer)
             if target is None:
                 break
+            if len(target) > self.url_bytes_max:
+                raise FetchError(f"{url}: redirects to more than {self.url_bytes_max} bytes", kind="bad_redirect", retryable=False)
             url = target
             answer = await self.fetch(url)
         origin = origin_of(url)

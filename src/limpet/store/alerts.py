@@ -118,6 +118,7 @@ def raise_went_back(db: Database, job: Job, batches: int) -> None:
     detail = f"{batches:,} batches that this worker had acknowledged are gone."
 
     def write() -> None:
+        db.rows("lock_shard", job=job.id, shard=0)  # one after the other: else two would both find none
         if not db.rows("alert_lately", job=job.id, kind=WENT_BACK, window_ms=WENT_BACK_MS)[0][0]:
             put_now(db, job, WENT_BACK, detail)
 

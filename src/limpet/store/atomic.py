@@ -1,21 +1,30 @@
 """A file that appears whole or not at all: written beside its place, synced, renamed, and the folder synced.
 
 What a killed writer leaves is `.NAME.part`; the next one takes it over, and two at once never share it,
-since it is locked while it is written. Invariant: under its own name there is either the old file or the new one.
+since it is locked while it is written. Invariants: under its own name there is either the old file or the new one;
+a database, what SQLite keeps beside one, and the lock of a worker are never replaced by what is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from limpet.errors import UsageError
+from limpet.store.sqlite import is_sqlite_file
 
 #: Times that the part is opened anew, where another writer has just renamed it.
 OPEN_TRIES = 10
+
+#: What SQLite keeps beside a database. A log that is lost, or another's, takes with it what was committed.
+BESIDE = ("-wal", "-shm", "-journal")
+
+#: By these a worker shows that it is alive (store/lease.py).
+_LOCK = re.compile(r"limpet-(worker|waiting)-.*\.lock")
 
 
 def part_of(path: str) -> str:
@@ -28,15 +37,41 @@ def part_of(path: str) -> str:
     return os.path.join(folder, f".{name}.part")
 
 
-def final_place(path: str) -> str:
-    """Where a path leads: links are followed, so that what they point to is replaced. UsageError where no file can be."""
+def final_place(path: str, *, database: str = "") -> str:
+    """Where a path leads: links are followed, so that what they point to is replaced.
+
+    UsageError where no file can be, and where one must not be: `database` is the file that is read from, or "".
+    """
     place = os.path.realpath(path)
     folder = os.path.dirname(place)
     if os.path.isdir(place):
         raise UsageError(f"{path} is a folder; expected the name of a file")
     if not os.path.isdir(folder):
         raise UsageError(f"{path}: the folder {folder} does not exist")
+    for written in (place, part_of(place)):
+        if kept := _kept_as(written, database):
+            raise UsageError(f"{path} is {kept}, which is never replaced: name another file")
     return place
+
+
+def _kept_as(file: str, database: str) -> str:
+    """What a file is that must stay as it is; "" for any other. By name too, since SQLite makes its own when it wants them."""
+    if database and _is_same(file, os.path.realpath(database)):
+        return "the database itself"
+    for end in BESIDE:
+        if database and _is_same(file, os.path.realpath(database) + end):
+            return f"the {end} file of the database"
+        other = file.removesuffix(end)
+        if other != file and os.path.isfile(other) and is_sqlite_file(other):
+            return f"the {end} file of {other}"
+    return "the lock of a worker" if _LOCK.fullmatch(os.path.basename(file)) else ""
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return one == other or os.path.samefile(one, other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def is_special(path: str) -> bool:
@@ -48,9 +83,12 @@ def is_special(path: str) -> bool:
 
 
 @contextmanager
-def whole_file(path: str) -> Iterator[str]:
-    """The path of an empty part to write; it stands at `path` once the block has ended well, and is gone if not."""
-    place = final_place(path)
+def whole_file(path: str, *, database: str = "") -> Iterator[str]:
+    """The path of an empty part to write; it stands at `path` once the block has ended well, and is gone if not.
+
+    `database` as `final_place` has it.
+    """
+    place = final_place(path, database=database)
     part = part_of(place)
     handle = _hold(part, path)
     try:

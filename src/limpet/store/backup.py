@@ -16,7 +16,7 @@ import apsw
 
 from limpet.errors import StoreCorrupt, StoreUnavailable, UsageError
 from limpet.store import migrate
-from limpet.store.atomic import final_place, whole_file
+from limpet.store.atomic import BESIDE, final_place, whole_file
 from limpet.store.sqlite import Sqlite, explain
 
 #: Pages copied between two looks at the progress: 16 MiB.
@@ -38,15 +38,12 @@ def backup(source: str, target: str, *, force: bool = False, on_progress: Callab
     `on_progress` is told (pages copied, pages in all). Raises UsageError where the target is there and `force`
     is not given, StoreCorrupt where the copy is not sound, StoreUnavailable where the disk refuses.
     """
-    place = final_place(target)
-    if os.path.exists(place):
-        if os.path.samefile(place, source):
-            raise UsageError(f"{target} is the database itself: a copy needs another name")
-        if not force:
-            raise UsageError(f"{target} is there already: name another file, or replace it with --force")
-    if leftovers := [end for end in ("-wal", "-shm", "-journal") if os.path.exists(place + end)]:
+    place = final_place(target, database=source)
+    if os.path.exists(place) and not force:
+        raise UsageError(f"{target} is there already: name another file, or replace it with --force")
+    if leftovers := [end for end in BESIDE if os.path.exists(place + end)]:
         raise UsageError(f"{target}{leftovers[0]} is there: {target} is in use as a database, so it cannot be replaced")
-    with whole_file(place) as part:
+    with whole_file(place, database=source) as part:
         _remove_beside(part)  # of a copy that was killed: a journal would be played into the new one
         _copy(source, part, on_progress)
         schema = _check(part)
@@ -93,6 +90,6 @@ def _check(part: str) -> int:
 
 
 def _remove_beside(part: str) -> None:
-    for end in ("-wal", "-shm", "-journal"):
+    for end in BESIDE:
         with contextlib.suppress(OSError):
             os.unlink(part + end)

@@ -20,7 +20,7 @@ from limpet.batch import Offer, Part, Result
 from limpet.errors import StoreBusy
 from limpet.store.dialect import Database, Row, quote
 from limpet.store.jobs import Job
-from limpet.store.tables import Table, pack, unpack
+from limpet.store.tables import Table, check_shapes, pack, unpack
 from limpet.task import Outcome, ShardId
 
 
@@ -106,6 +106,8 @@ def put_records(db: Database, job: Job, tables: Mapping[str, Table], alive: Sequ
     for part, result in revisited:
         for name in sorted(tables):
             Writer(db, job, tables[name], counts).remove_former(part, result)
+    if written := tables.keys() if revisited else bids.keys():
+        check_shapes(db, tables, written)
     return counts.of
 
 
@@ -203,7 +205,8 @@ class Writer:
         claim, offer, part = bid.result.claim, bid.offer, bid.part
         self.db.run(
             "put_offer", dataset=self.table.name, scope=self.scope, key=offer.key, slot=self.job.slot, task_key=claim.key, task=claim.id,
-            job=part.job, shard=part.shard, n=part.n, key_text=offer.key_text, content=offer.content, row_json=pack(offer.values),
+            job=part.job, shard=part.shard, n=part.n, key_text=offer.key_text, content=offer.content,
+            row_json=pack(self.table.fields, offer.values),
             **{"try": claim.tries},
         )  # fmt: skip
 
@@ -216,7 +219,7 @@ class Writer:
         _, _, slot, key_text, content, task_key, task, tries, job, shard, n, _, *values = row
         self.db.run(
             "put_offer", dataset=self.table.name, scope=self.scope, key=key, slot=slot, task_key=task_key, task=task,
-            job=job, shard=shard, n=n, key_text=key_text, content=content, row_json=pack(values), **{"try": tries},
+            job=job, shard=shard, n=n, key_text=key_text, content=content, row_json=pack(self.table.fields, values), **{"try": tries},
         )  # fmt: skip
 
     def _lowest_offer(self, key: bytes, slot: str) -> Row | None:
@@ -225,8 +228,7 @@ class Writer:
         if found is None:
             return None
         task_key, task, tries, job, shard, n, key_text, content, packed = found
-        values = unpack(packed)
-        values += [None] * (len(self.table.type.columns) - len(values))
+        values = unpack(packed, self.table.fields)
         return (self.scope, key, slot, key_text, bytes(content), bytes(task_key), task, tries, job, shard, n, "", *values)
 
     def _drop_offer(self, key: bytes, slot: str, task_key: bytes) -> None:

@@ -24,6 +24,9 @@ Row = tuple[Any, ...]
 #: Identifiers of tables and columns that are made from a user's names: checked, then quoted.
 IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
 
+#: Characters of a statement that a message repeats: one that makes a table of many fields is longer than a screen.
+DOING_CHARS_MAX = 50
+
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
@@ -105,6 +108,16 @@ class Database(Protocol):
 
     def incarnation(self) -> str:
         """Names this life of the database: another value means that caches of it are void."""
+
+
+def short(doing: str) -> str:
+    """What a database was asked, for a message: the name of a statement, or the beginning of one that was made.
+
+    >>> short("put_job"), short("SELECT  1\\n FROM " + "x" * 99)
+    ('put_job', 'SELECT 1 FROM xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...')
+    """
+    text = " ".join(doing.split())
+    return text if len(text) <= DOING_CHARS_MAX else f"{text[:DOING_CHARS_MAX]}..."
 
 
 def quote(identifier: str) -> str:

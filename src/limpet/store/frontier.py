@@ -21,6 +21,9 @@ from limpet.task import Lane, ShardId, TaskId, TaskKey
 #: Due retries that join the ready lane in one batch.
 PROMOTE_MAX = 2000
 
+#: Waiting tasks of a shard among which those of a host that goes on are looked for.
+HURRIED_MAX = 10_000
+
 #: Hosts that one claim looks at in one shard: a claim among many paused hosts stays short.
 HOSTS_MAX = 1000
 
@@ -220,6 +223,8 @@ def apply_requests(db: Database, part: Part) -> Applied:
             hold = _hold_of(part, what, argument)
             db.run("hold_host", job=part.job, shard=part.shard, n=part.n, host=hold.host, authority=hold.authority, held=hold.reason)
             db.run("move_request", id=request, job=part.job, shard=part.shard, n=part.n, cursor=cursor, changed=1, applied=1)
+            if not hold.reason:
+                _hurry(db, part, hold.host)
             holds.append(hold)
             continue
         ids, cursor, finished = _to_revisit(db, part, json.loads(argument) | {"what": what}, cursor)
@@ -228,6 +233,13 @@ def apply_requests(db: Database, part: Part) -> Applied:
         changed += len(ids)
         db.run("move_request", id=request, job=part.job, shard=part.shard, n=part.n, cursor=cursor, changed=len(ids), applied=int(finished))
     return Applied(changed, tuple(holds))
+
+
+def _hurry(db: Database, part: Part, host: int) -> None:
+    """A host goes on: what waited only for the end of its pause may start at once. Retries keep the time of their own."""
+    if ids := [row[0] for row in db.rows("released_waiting", job=part.job, shard=part.shard, host=host, most=HURRIED_MAX)]:
+        stage_ids(db, ids)
+        db.run("promote", job=part.job, shard=part.shard)
 
 
 def applied_holds(db: Database, parts: Iterable[Part]) -> tuple[Hold, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from limpet.errors import UsageError
 from limpet.store import jobs, migrate
 from limpet.store.dialect import Database, sqlite_path
 from limpet.store.opening import connect
@@ -21,10 +20,6 @@ def has_jobs(dsn: str) -> bool:
     try:
         found = migrate.version(db)
         return found > 0 and not migrate.is_in_the_making(db, found)
-    except UsageError:  # MySQL shows tables while they are being made
-        if db.name != "mysql":
-            raise
-        return False
     finally:
         db.close()
 

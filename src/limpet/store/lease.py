@@ -164,13 +164,21 @@ def boot_id() -> str:
 
 
 def _hold(path: str) -> tuple[int, int, int]:
-    """Create and lock a file: (descriptor, device, inode); (-1, 0, 0) where the system has no such locks."""
+    """Create and lock a file: (descriptor, device, inode); (-1, 0, 0) where the system has no such locks.
+
+    It gets its name once it is locked: whoever looks which files are locked would else hold it for a moment before us.
+    """
+    handle, draft = -1, f"{path}.new"
     try:
         import fcntl
 
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(draft, path)
     except (ImportError, OSError):
+        if handle >= 0:
+            os.close(handle)
+            Path(draft).unlink(missing_ok=True)
         return -1, 0, 0
     seen = os.fstat(handle)
     return handle, seen.st_dev, seen.st_ino
@@ -193,7 +201,7 @@ def lock_is_free(host: str, boot: str, path: str, device: int, inode: int) -> bo
         seen = os.fstat(handle)
         if (seen.st_dev, seen.st_ino) != (device, inode):
             return False
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not take each other for its owner
     except OSError:
         return False
     finally:
@@ -226,7 +234,7 @@ def held_locks(folder: str) -> int:
         except OSError:
             continue
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             held += 1
         finally:

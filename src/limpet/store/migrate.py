@@ -17,6 +17,7 @@ from limpet.store.dialect import Database, repeat_busy, split
 #: Waits, in seconds, for another process that is bringing the database up to date.
 BEGIN_WAITS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
+_VERSION = "SELECT value FROM meta WHERE name = 'schema'"
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql\Z")
 
 
@@ -33,13 +34,25 @@ def latest() -> int:
 
 
 def version(db: Database) -> int:
-    """The schema version of a database; 0 for an empty one."""
+    """The schema version of a database; 0 for an empty one, and for one whose first tables are being made."""
     if not db.has_table("meta"):
         return 0
-    row = db.rows_text("SELECT value FROM meta WHERE name = 'schema'")
+    row = db.rows_text(_VERSION)
+    if not row and db.ddl_commits:
+        if _is_begun(db):
+            return 0
+        row = db.rows_text(_VERSION)  # it was being made until just now
     if not row or not str(row[0][0]).isdigit():
         raise UsageError(f"{db.place} has a table named meta, but no schema version in it: it is no database of Limpet's")
     return int(row[0][0])
+
+
+def _is_begun(db: Database) -> bool:
+    """Whether `meta` is ours, and empty: where each CREATE commits by itself, somebody makes the schema, or was killed while at it."""
+    columns = db.rows_text(
+        "SELECT COLUMN_NAME, COLUMN_KEY FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'meta'"
+    )
+    return {*columns} == {("name", "PRI"), ("value", "")} and not db.rows_text("SELECT 1 FROM meta LIMIT 1")
 
 
 class NoJobYet(UsageError):

@@ -34,7 +34,7 @@ from limpet.errors import (
 )
 from limpet.store import mysql_words as words
 from limpet.store.deadline import Deadlines
-from limpet.store.dialect import Made, Row, Value, public_dsn, split, statements
+from limpet.store.dialect import Made, Row, Value, public_dsn, short, split, statements
 from limpet.store.mysql_session import arguments, keep_alive, settings_of
 from limpet.store.rights import MYSQL_DENIED, MYSQL_DOOR, mysql_grant
 from limpet.store.session import Session
@@ -79,8 +79,10 @@ PACKET_PART = 4
 #: Lock wait timeout, deadlock, "record has changed since last read", a killed statement: the whole transaction is safe to repeat.
 #: 1467 is a deadlock too: "failed to read auto-increment value" is said where the lock of the next id was one of those waited for.
 _BUSY = frozenset({1205, 1213, 1020, 1317, 1467, 1637, 3572})
-#: The data is refused: out of range, cut, wrong, too long, null, a CHECK; a duplicate key of a user's table, a SIGNAL.
-_DATA = frozenset({1264, 1265, 1292, 1366, 1406, 1048, 1062, 1101, 3819, 4025, 1300, 1153, 1644})
+#: The data is refused: out of range, cut, wrong, too long, null, a CHECK; a duplicate key of a user's table, a SIGNAL, a row too wide.
+_DATA = frozenset({1264, 1265, 1292, 1366, 1406, 1048, 1062, 1101, 3819, 4025, 1300, 1153, 1644, 1117, 1118})
+#: What the engine said, where the server says no more than 1030: a row too wide.
+_TOO_WIDE = "error 139"
 #: The protocol's own tables refuse a row only where an invariant is broken.
 _CONSTRAINT = frozenset({1062, 1048, 3819, 4025})
 #: The server is going, full, read-only or takes no more connections.
@@ -399,24 +401,25 @@ class Mysql:
             self._note_lost(error)
             raise self._meant(error, doing) from error
         except (OverflowError, UnicodeError, TypeError) as error:
-            raise PoisonRow(f"{self.place} refuses the data ({doing}): {error}") from error
+            raise PoisonRow(f"{self.place} refuses the data ({short(doing)}): {error}") from error
 
     def _meant(self, error: Exception, doing: str) -> StoreError:
         """The error of ours that says what the caller must do."""
-        code, told = _code(error), f"{self.place}: {_told(error)} ({doing})"
+        code, shown = _code(error), short(doing)
+        told = f"{self.place}: {_told(error)} ({shown})"
         if code in _BUSY:
             return StoreBusy(told)
         if code in MYSQL_DENIED:
             return RightMissing(f"{told}; it takes {mysql_grant(told, database=arguments(self.dsn)['database'])}")
         if code in _CONSTRAINT and doing in self._sql:
             return InvariantBroken(f"{self.place}: a table of the protocol refuses a row ({doing}): {_told(error)}", invariant="schema")
-        if code in _DATA or (isinstance(error, pymysql.DataError) and not code):
-            return PoisonRow(f"{self.place} refuses the data ({doing}): {_told(error)}")
+        if code in _DATA or (isinstance(error, pymysql.DataError) and not code) or (code == 1030 and _TOO_WIDE in _told(error)):
+            return PoisonRow(f"{self.place} refuses the data ({shown}): {_told(error)}")
         if code in _CORRUPT:
             return StoreCorrupt(told)
         if code in _UNAVAILABLE or self._session.is_lost or isinstance(error, OSError):
             return StoreUnavailable(told)
-        return StoreError(f"{self.place}: {type(error).__name__}: {_told(error)} ({doing})")
+        return StoreError(f"{self.place}: {type(error).__name__}: {_told(error)} ({shown})")
 
     def _note_lost(self, error: Exception) -> None:
         is_open = getattr(self, "connection", None) is not None and self.connection.open

@@ -25,6 +25,22 @@ from limpet.store.tables import Table, ensure, load_tables
 from limpet.task import ShardId
 from limpet.url import KeyProfile
 
+#: Characters of a slot: MySQL keeps no more of one in an index, and PostgreSQL no more than 2,700 bytes.
+SLOT_CHARS_MAX = 300
+
+
+def checked_slot(slot: object) -> str:
+    """A slot as it was given; UsageError where no job can have it.
+
+    >>> checked_slot("2026-11-30")
+    '2026-11-30'
+    """
+    if not isinstance(slot, str) or any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in slot):
+        raise UsageError(f"slot {slot!r:.200}: expected a line of text")
+    if len(slot) > SLOT_CHARS_MAX:
+        raise UsageError(f"slot {slot[:40]!r}...: {len(slot)} characters; expected at most {SLOT_CHARS_MAX}")
+    return slot
+
 
 def connect(dsn: str, *, create: bool = False, readonly: bool = False, lease_s: float = 10.0) -> Database:
     """A connection to the database at an address; UsageError for one that Limpet cannot speak to."""
@@ -85,9 +101,11 @@ class Store:
     # -- jobs ------------------------------------------------------------------------------
 
     def join(self, *, spider: str, slot: str = "", profile: KeyProfile | None = None, sources: Sequence[jobs.Source] = ()) -> jobs.Job:
-        """Make the job with its shards and sources, or load it; it is this store's job from now on."""
+        """Make the job with its shards and sources, or load it; it is this store's job from now on. UsageError for a slot that is none."""
         shards = self.settings.shards or (SHARDS_SQLITE if self.db.name == "sqlite" else SHARDS_SERVER)
-        self.job = jobs.join(self.db, spider=spider, slot=slot, profile=profile or KeyProfile.of(), shards=shards, sources=list(sources))
+        self.job = jobs.join(
+            self.db, spider=spider, slot=checked_slot(slot), profile=profile or KeyProfile.of(), shards=shards, sources=list(sources)
+        )
         return self.job
 
     def ensure_datasets(self, spider: str, records: Mapping[str, RecordType]) -> None:
@@ -180,9 +198,16 @@ def lock_folder(db: Database) -> str:
 
 
 def lock_folder_of(file: str) -> str:
-    """The same of a database that is a file, or, with "", of one on a server."""
+    """The same of a database that is a file, or, with "", of one on a server. UsageError where that folder cannot be had."""
     if file:
         return os.path.dirname(os.path.abspath(file))
     folder = os.path.join(tempfile.gettempdir(), f"limpet-{os.getuid()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        why = "is a file" if isinstance(error, FileExistsError) else f"cannot be made: {error.strerror}"
+        raise UsageError(
+            f"{folder} {why}; expected a folder, in which workers of databases on servers keep their lock files: "
+            "remove what is there, or name another place with TMPDIR"
+        ) from error
     return folder

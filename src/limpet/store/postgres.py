@@ -13,11 +13,9 @@ import contextlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import psycopg
 from psycopg import errors as pg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from limpet.errors import (
@@ -32,7 +30,8 @@ from limpet.errors import (
     UsageError,
 )
 from limpet.store.deadline import Deadlines
-from limpet.store.dialect import Made, Row, Value, public_dsn, statements
+from limpet.store.dialect import Made, Row, Value, public_dsn, short, statements
+from limpet.store.postgres_address import address, wrong_option
 from limpet.store.postgres_words import positional, schema, translate
 from limpet.store.rights import postgres_grant, refused_at_the_door
 from limpet.store.session import Session
@@ -60,12 +59,6 @@ SCHEMA_LOCK = 0x4C4D5054
 #: Rows that a stream fetches at once.
 STREAM_ROWS = 2000
 
-#: What libpq is told where the address does not say it.
-CONNECTION: Mapping[str, Any] = {
-    "connect_timeout": 10, "application_name": "limpet", "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
-    "tcp_user_timeout": 15_000,
-}  # fmt: skip
-
 #: This life of the database, and what of it a role may read that is allowed less.
 LIVES = (
     "SELECT pg_postmaster_start_time()::text, CASE WHEN pg_is_in_recovery() THEN 'replica'"
@@ -73,22 +66,31 @@ LIVES = (
     "SELECT pg_postmaster_start_time()::text, pg_is_in_recovery()::text",
 )
 
+#: The schema that this database's tables are in: the first of the search path that has them, or would get them.
+HOME = """
+SELECT n.oid, n.nspname::text AS name
+  FROM unnest(current_schemas(false)) WITH ORDINALITY AS s(name, place) JOIN pg_namespace AS n ON n.nspname = s.name
+  LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'meta'
+ ORDER BY c.oid IS NULL, s.place LIMIT 1
+"""
+
 #: Tables and views, indexes, triggers; those of a session's own are in another schema.
-CATALOGUE = """
+CATALOGUE = f"""
+WITH home AS ({HOME})
 SELECT c.relname::text, CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END, c.relname::text,
        string_agg(a.attname::text, ', ' ORDER BY a.attnum)
   FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
- WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p', 'v') GROUP BY c.relname, c.relkind
+ WHERE c.relnamespace = (SELECT oid FROM home) AND c.relkind IN ('r', 'p', 'v') GROUP BY c.relname, c.relkind
 UNION ALL
 SELECT i.relname::text, 'index', t.relname::text, string_agg(a.attname::text, ', ' ORDER BY k.place)
   FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
  CROSS JOIN LATERAL unnest(x.indkey) WITH ORDINALITY AS k(number, place)
   JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attnum = k.number
- WHERE i.relnamespace = current_schema()::regnamespace GROUP BY i.relname, t.relname
+ WHERE i.relnamespace = (SELECT oid FROM home) GROUP BY i.relname, t.relname
 UNION ALL
 SELECT g.tgname::text, 'trigger', t.relname::text, ''
   FROM pg_trigger AS g JOIN pg_class AS t ON t.oid = g.tgrelid
- WHERE t.relnamespace = current_schema()::regnamespace AND NOT g.tgisinternal
+ WHERE t.relnamespace = (SELECT oid FROM home) AND NOT g.tgisinternal
 """
 
 #: Types of the staging tables' columns, for COPY.
@@ -138,6 +140,7 @@ class Postgres:
                 self.connection = psycopg.connect(autocommit=True, prepare_threshold=None, **self._address)
         except StoreUnavailable as error:
             advice = refused_at_the_door(str(error), role=str(self._address.get("user", "this role")))
+            advice = advice or wrong_option(str(error))
             if self._openings or not advice:
                 raise
             raise UsageError(f"{error}; {advice}") from error
@@ -221,9 +224,14 @@ class Postgres:
             self._begin()
 
     def begin_alone(self) -> None:
-        """BEGIN a change of the schema, which only one connection at a time may make; the lock ends with the transaction."""
+        """BEGIN a change of the schema, which only one connection at a time may make; the lock ends with the transaction.
+
+        What is made goes where the tables are, also where another schema, such as one of the role's own name, is before that.
+        """
         self.begin()
         self.rows_text(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+        first = "quote_ident(home.name) || ', ' || current_setting('search_path')"
+        self.rows_text(f"SELECT set_config('search_path', {first}, true) FROM ({HOME}) AS home WHERE home.name <> current_schema()")
 
     def begin_read(self) -> None:
         """Start a snapshot that writes nothing."""
@@ -353,11 +361,14 @@ class Postgres:
         self._has_written = False
 
     def has_table(self, name: str) -> bool:
-        """Whether a table of that name is on the search path, as this statement's snapshot has it.
+        """Whether a table, view or index of that name is on the search path, as this statement's snapshot has it.
 
         Not by to_regclass: its cache may not know yet what another connection has just committed.
         """
-        sql = "SELECT 1 FROM pg_tables WHERE schemaname = ANY (current_schemas(false)) AND tablename = ?"
+        sql = (
+            "SELECT 1 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = ANY (current_schemas(false)) AND c.relname = ?"
+        )
         return bool(self.rows_text(sql, (name,)))
 
     def locked(self, alias: str) -> str:
@@ -396,11 +407,12 @@ class Postgres:
             self._note_lost(error)
             raise self._meant(error, doing) from error
         except (OverflowError, UnicodeError, TypeError, struct.error) as error:
-            raise PoisonRow(f"{self.place} refuses the data ({doing}): {error}") from error
+            raise PoisonRow(f"{self.place} refuses the data ({short(doing)}): {error}") from error
 
     def _meant(self, error: psycopg.Error, doing: str) -> StoreError:
         """The error of ours that says what the caller must do."""
-        state, told = error.sqlstate or "", f"{self.place}: {_told(error)} ({doing})"
+        state, shown = error.sqlstate or "", short(doing)
+        told = f"{self.place}: {_told(error)} ({shown})"
         if isinstance(error, _BUSY):
             return StoreBusy(told)
         if state in ("42501", "3F000"):  # without a right to its schema a role has none
@@ -409,12 +421,12 @@ class Postgres:
         if state[:2] == "23" and doing in self._sql:  # our own tables refuse a row: no page's data is to blame
             return InvariantBroken(f"{self.place}: a table of the protocol refuses a row ({doing}): {_told(error)}", invariant="schema")
         if state[:2] in _DATA_CLASSES or (isinstance(error, psycopg.DataError) and not state):
-            return PoisonRow(f"{self.place} refuses the data ({doing}): {_told(error)}")
+            return PoisonRow(f"{self.place} refuses the data ({shown}): {_told(error)}")
         if state in _CORRUPT:
             return StoreCorrupt(told)
         if not state or state[:2] in _UNAVAILABLE_CLASSES or self.connection_is_lost():
             return StoreUnavailable(told)
-        return StoreError(f"{self.place}: {type(error).__name__}: {_told(error)} ({doing})")
+        return StoreError(f"{self.place}: {type(error).__name__}: {_told(error)} ({shown})")
 
     def _note_lost(self, error: psycopg.Error) -> None:
         if self.connection_is_lost() or error.sqlstate in _ELSEWHERE:
@@ -427,14 +439,6 @@ class Postgres:
     def lock_holder(self) -> str:
         """Nobody that can be told here: `doctor` asks pg_blocking_pids."""
         return ""
-
-
-def address(dsn: str) -> dict[str, Any]:
-    """What libpq needs of an address; UsageError where that is none."""
-    try:
-        return {**CONNECTION, **conninfo_to_dict(dsn)}
-    except psycopg.ProgrammingError:  # what it says may hold a piece of a password
-        raise UsageError(f"{public_dsn(dsn)!r}: expected postgresql://user@host:5432/database") from None
 
 
 def limits(lease_s: float) -> dict[str, int]:

@@ -114,8 +114,7 @@ def _promote(work: Work, table: Table, key: bytes) -> None:
 
 def _row_of(work: Work, table: Table, key: bytes, offer: Row) -> Row:
     task_key, task, tries, job, shard, n, key_text, content, packed = offer
-    values = unpack(packed)
-    values += [None] * (len(table.type.columns) - len(values))
+    values = unpack(packed, table.fields)
     return (table.scope_of(work.job), key, work.job.slot, key_text, content, task_key, task, tries, job, shard, n, "", *values)
 
 

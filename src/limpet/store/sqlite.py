@@ -33,7 +33,7 @@ from limpet.errors import (
     UsageError,
     WentBack,
 )
-from limpet.store.dialect import Made, Row, Value, repeat_busy, statements
+from limpet.store.dialect import Made, Row, Value, repeat_busy, short, statements
 
 #: The clock of the database: on SQLite that of this machine, read anew by each statement.
 NOW_MS = "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
@@ -331,7 +331,7 @@ class Sqlite:
         try:
             yield
         except _BUSY as error:
-            what = "" if doing in ("open", "begin") else f" ({doing})"
+            what = "" if doing in ("open", "begin") else f" ({short(doing)})"
             raise StoreBusy(f"{self.path} is locked by {self._whoever_locks()}{what}") from error
         except _UNAVAILABLE as error:
             raise StoreUnavailable(f"{self.path}: {explain(error, self.path)}") from error
@@ -344,11 +344,11 @@ class Sqlite:
                 raise InvariantBroken(
                     f"{self.path}: a table of the protocol refuses a row ({doing}): {error}", invariant="schema"
                 ) from error
-            raise PoisonRow(f"{self.path} refuses the data ({doing}): {error}") from error
+            raise PoisonRow(f"{self.path} refuses the data ({short(doing)}): {error}") from error
         except _DATA as error:
-            raise PoisonRow(f"{self.path} refuses the data ({doing}): {error}") from error
+            raise PoisonRow(f"{self.path} refuses the data ({short(doing)}): {error}") from error
         except apsw.Error as error:
-            raise StoreError(f"{self.path}: {type(error).__name__}: {error} ({doing})") from error
+            raise StoreError(f"{self.path}: {type(error).__name__}: {error} ({short(doing)})") from error
 
     def _whoever_locks(self) -> str:
         return self.lock_holder() or "another connection"

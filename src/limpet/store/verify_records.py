@@ -241,10 +241,9 @@ class RecordProof:
         if offer.is_later and self._table.type.scope == "job" and not self._table.history:
             return f"it is of try {offer.tries}, and its task ended as done once more after that"
         try:
-            values = unpack(offer.packed)
+            values = unpack(offer.packed, self._table.fields)
         except (ValueError, KeyError, TypeError) as error:
             return f"it cannot be read: {error}"
-        values += [None] * (len(self._table.type.columns) - len(values))
         wrong = self._wrong_hashes(offer.key, offer.key_text, offer.content, values)
         return wrong[1] if wrong else ""
 

@@ -406,6 +406,14 @@ UPDATE task SET lane = 'ready', due_ms = 0
   FROM stage_id AS s
  WHERE task.id = s.id AND +job = :job AND +shard = :shard AND lane = 'waiting' AND state IN ('pending', 'failed')
 
+-- name: released_waiting
+-- Tasks of one host that were given back until a time which its pause set, among the first that are due in their shard.
+SELECT first.id
+  FROM (SELECT t.id, t.host, t.tries FROM task AS t WHERE t.job = :job AND t.shard = :shard AND t.lane = 'waiting'
+         ORDER BY t.due_ms LIMIT :most) AS first
+  JOIN attempt AS a ON a.task = first.id AND a.try = first.tries
+ WHERE first.host = :host AND a.outcome = 'released'
+
 -- name: ready_host_after
 -- The next host with a task that may start at once: one step along the index, however many rows there are.
 SELECT MIN(host) FROM task WHERE job = :job AND shard = :shard AND lane = 'ready' AND due_ms = 0 AND host > :after
