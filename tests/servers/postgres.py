@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ log_min_messages = warning
 autovacuum_naptime = 5s
 """
 
+#: Databases that are kept: most tests make one, of 9 MB, in memory, and there are thousands of tests. Those that others were copied
+#: from stay, and those that are open.
+KEPT_MAX = 150
+
 
 @dataclass
 class PostgresServer:
@@ -52,6 +57,8 @@ class PostgresServer:
     process: subprocess.Popen[bytes]
     identity: dict[str, Any]
     made: int = 0
+    recent: deque[str] = field(default_factory=deque)
+    templates: set[str] = field(default_factory=set)
 
     def dsn(self, database: str = "postgres") -> str:
         """The address of one of its databases."""
@@ -63,6 +70,12 @@ class PostgresServer:
         name = f"limpet_{self.made}"
         with psycopg.connect(self.dsn(), autocommit=True) as admin:
             admin.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template} STRATEGY FILE_COPY" if template else ""))
+            self.templates.add(template)
+            self.recent.append(name)
+            while len(self.recent) > KEPT_MAX:
+                if (old := self.recent.popleft()) not in self.templates:
+                    with contextlib.suppress(psycopg.errors.ObjectInUse):  # somebody has it open: it is kept
+                        admin.execute(f"DROP DATABASE {old}")
         return self.dsn(name)
 
     def stop(self, mode: str = "fast") -> None:

@@ -174,7 +174,7 @@ class Worker:
             await self._feed()
             await self.lookout.look()
             if self.hand.in_doubt:
-                self.tries.outages.settle(at_rest=self._is_at_rest())
+                self.tries.outages.settle(at_rest=self._is_at_rest() and not self.committer.wants_more(now))
                 self._keep(None)
             if self._commit is None and (asked := self.paying.next_grant(now)) is not None:
                 self._begin_commit(asked=asked)
