@@ -27,9 +27,6 @@ from limpet.fetch.page import Page
 from limpet.fetch.status import Meaning, verdict_of
 from limpet.settings import Settings
 
-#: Credits that one answer may cost: a header that says more is wrong.
-CREDITS_MAX = COST_MAX
-
 #: Kinds of FetchError of a request that never reached anybody: nothing can have been charged.
 NEVER_SENT = frozenset({"connect", "dns", "tls", "bad_request", "local"})
 
@@ -158,7 +155,7 @@ def _credits_in(text: str) -> int | None:
     """
     try:
         credits = Decimal(text.strip())
-        return int(credits * CREDIT) if 0 <= credits <= CREDITS_MAX else None
+        return int(credits * CREDIT) if 0 <= credits <= COST_MAX else None  # a header that says more is wrong
     except ArithmeticError:  # no number at all, or one that cannot be compared
         return None
 

@@ -43,7 +43,7 @@ KEY_BYTES_MAX = 8192
 #: Digits of a number on either side of its point: it is written out without an exponent, and 1e99999999 is 100 MB.
 DIGITS_MAX = 1000
 
-#: Credits that a try may cost: as many as an answer's header may say.
+#: Credits that a try may cost, and that an answer's header may say.
 COST_MAX = 1_000_000
 
 #: Characters of a value that is none, in what is said of it.

@@ -26,7 +26,7 @@ from limpet.engine.csvfile import Csv, LineNumbers, arguments_of
 from limpet.engine.links import Linker
 from limpet.engine.onethread import OneThread
 from limpet.engine.request import Request
-from limpet.engine.spider import Spider
+from limpet.engine.spider import Spider, check_start
 from limpet.errors import UrlRejected, UsageError
 from limpet.store import jobs
 from limpet.store.atomic import is_special
@@ -78,8 +78,7 @@ def _listed(starts: Iterable[str], spider: str) -> list[str]:
     except Exception as error:
         raise UsageError(f"spider {spider}: start cannot be read: {type(error).__name__}: {error}") from error
     for start in listed:
-        if not isinstance(start, str):
-            raise UsageError(f"spider {spider}: start holds {start!r:.200}; expected URLs, each a str")
+        check_start(spider, start)
     return listed
 
 

@@ -312,10 +312,15 @@ def _check_description(name: object, scope: str, *, start: object, hosts: Sequen
     if not isinstance(start, Iterable):
         raise UsageError(f"spider {name}: start is {start!r:.200}; expected a list of URLs")
     for each in start if isinstance(start, Collection) else ():  # what is made as it is read is looked at then
-        if not isinstance(each, str):
-            raise UsageError(f"spider {name}: start holds {each!r:.200}; expected URLs, each a str")
+        check_start(name, each)
     for host in hosts:
         host_glob(host)
+
+
+def check_start(spider: object, start: object) -> None:
+    """UsageError for a start that is no text."""
+    if not isinstance(start, str):
+        raise UsageError(f"spider {spider}: start holds {start!r:.200}; expected URLs, each a str")
 
 
 def table_name(spider: str, record: str) -> str:

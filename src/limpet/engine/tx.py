@@ -324,7 +324,6 @@ class Tx:
             return Request(request, data=data, priority=priority)
         if not isinstance(request, Request):
             raise UsageError(f"enqueue takes one URL or Request, not a {type(request).__name__}; follow takes links")
-        check_priority(request.priority)
         if data is None and not priority:
             return request
         return replace(request, data=request.data if data is None else data, priority=priority or request.priority)
@@ -336,7 +335,6 @@ class Tx:
         if 0 <= self._terms.linker.depth_max < depth:
             self.dropped["depth"] += 1
             return
-        check_priority(priority or asked.priority)
         schema = self._terms.spider.schema(asked.handler)
         link = schema.link(asked.arguments, shards=self._terms.linker.shards, priority=priority or asked.priority, depth=depth)
         self._check_room(link)
